@@ -120,6 +120,15 @@ def check_wide_states(function: str, params: Sequence[Tensor], **states: Sequenc
             )
 
 
+def check_masters(function: str, name: str, masters: list[Tensor]) -> None:
+    """Checks that masters are fp32; `name` is that of their list."""
+    for index, master in enumerate(masters):
+        if master.dtype != torch.float32:
+            raise ValueError(
+                f"{function}: expected {name}[{index}] to be torch.float32, got {master.dtype}."
+            )
+
+
 def _check_tensor(where: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{where} a tensor, got {type(tensor).__name__}.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numbers among the arguments, each a float or a 1-element tensor."""
+"""The numbers and the flag among the arguments; a number is a float or a 1-element tensor."""
 
 from __future__ import annotations
 
@@ -91,6 +91,18 @@ def as_flag(noop_flag: Tensor) -> Tensor | None:
     if noop_flag.is_cpu and not in_any_mode() and not noop_flag.item():
         return None
     return noop_flag.reshape(()).to(torch.float32)
+
+
+def copy_unless(noop_flag: Tensor, params: list[Tensor], masters: list[Tensor]) -> None:
+    """Rounds the masters to their parameters, unless the flag is set.
+
+    The ops' own masters are not used: those follow writes to their parameters, but apex's functions
+    do not read these parameters.
+    """
+    # composed of torch's ops: no kernel of its own yet
+    skip = noop_flag.reshape(()).ne(0)
+    for param, master in zip(params, masters, strict=True):
+        param.copy_(torch.where(skip, param, master.to(param.dtype)))
 
 
 def clip_divisor(function: str, norms: Mapping[str, Scalar], device: torch.device) -> Tensor:

@@ -6,8 +6,8 @@ from torchfuse.apex.native.amp_c_adam import (
     multi_tensor_adam_capturable,
     multi_tensor_adam_capturable_master,
 )
-from torchfuse.apex.native.amp_c_lamb import multi_tensor_lamb
-from torchfuse.apex.native.amp_c_lamb_stages import (
+from torchfuse.apex.native.amp_c_lamb import (
+    multi_tensor_lamb,
     multi_tensor_lamb_stage1_cuda,
     multi_tensor_lamb_stage2_cuda,
 )

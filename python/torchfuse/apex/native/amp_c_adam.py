@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from torchfuse._C import fused_adam_
-from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
-from torchfuse.apex.native._masters import check_masters, copy_unless
+from torchfuse.apex.native._lists import (
+    TensorLists,
+    check_masters,
+    check_wide_states,
+    checked_lists,
+)
 from torchfuse.apex.native._scalars import (
     Scalar,
     as_flag,
+    copy_unless,
     counts_before,
     learning_rate,
     on_device,
@@ -70,8 +75,8 @@ def multi_tensor_adam(
         tensor([0.9000, 0.9000, 0.9000])
     """
     lists = checked_lists("multi_tensor_adam", noop_flag, tensor_lists, _LISTS)
-    settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
-    _adam("multi_tensor_adam", lists, lr, step, **settings)
+    numbers = lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
+    _adam("multi_tensor_adam", lists, numbers)
 
 
 @torch.no_grad()
@@ -91,24 +96,9 @@ def multi_tensor_adam_capturable(
 ) -> None:
     """Performs one Adam step on lists of tensors in place, without a host read.
 
-    As in apex, the gradients are multiplied by `inv_scale` in place.
-
-    Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32; if it is not 0, nothing changes.
-        tensor_lists: gradients, parameters, first moments, second moments.
-        lr: learning rate, a 1-element tensor.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        eps: added to the denominator.
-        step: number of this step, starting at 1, a 1-element tensor.
-        mode: 1 for decoupled weight decay, 0 for L2 regularization.
-        bias_correction: if not 0, correct both moments for their initialization at zero.
-        weight_decay: weight decay coefficient.
-        inv_scale: reciprocal of the loss scale, a 1-element tensor.
-
-    Raises:
-        TypeError, ValueError: as `multi_tensor_adam`.
+    Arguments and errors are those of `multi_tensor_adam`, but nothing changes if `noop_flag` is not
+    0, and `lr` and `step` are 1-element tensors. So is `inv_scale`, the reciprocal of the loss
+    scale. As in apex, the gradients are multiplied by it in place.
 
     Example:
         >>> import torch
@@ -125,8 +115,8 @@ def multi_tensor_adam_capturable(
     """
     function = "multi_tensor_adam_capturable"
     lists = checked_lists(function, noop_flag, tensor_lists, _LISTS)
-    settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
-    _scaled_adam(function, noop_flag, lists, lr, step, inv_scale, settings)
+    numbers = lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
+    _scaled_adam(function, noop_flag, lists, numbers, inv_scale)
 
 
 @torch.no_grad()
@@ -166,21 +156,23 @@ def multi_tensor_adam_capturable_master(
     lists = checked_lists(function, noop_flag, tensor_lists, (*_LISTS, "masters"))
     grads, params, exp_avgs, exp_avg_sqs, masters = lists
     check_masters(function, "masters", masters)
-    settings = _settings(beta1, beta2, eps, mode, bias_correction, weight_decay)
-    updated = [grads, masters, exp_avgs, exp_avg_sqs]
-    _scaled_adam(function, noop_flag, updated, lr, step, inv_scale, settings)
+    numbers = lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
+    _scaled_adam(function, noop_flag, [grads, masters, exp_avgs, exp_avg_sqs], numbers, inv_scale)
     copy_unless(noop_flag, params, masters)
 
 
-def _settings(
-    beta1: float,
-    beta2: float,
-    eps: float,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> dict[str, Any]:
-    return {
+def _adam(
+    function: str, lists: list[list[Tensor]], numbers: tuple[Any, ...], **scaling: Any
+) -> None:
+    """Takes a step; `numbers` are apex's arguments behind the lists, in its order."""
+    grads, params, exp_avgs, exp_avg_sqs = lists
+    check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
+    if not params:
+        return
+    lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay = numbers
+    rate = learning_rate(function, lr, params[0].device)
+    counts = counts_before(function, step, params)
+    options: dict[str, Any] = {
         "beta1": float(beta1),
         "beta2": float(beta2),
         "eps": float(eps),
@@ -188,37 +180,20 @@ def _settings(
         "adam_w_mode": bool(mode),
         "bias_correction": bool(bias_correction),
     }
-
-
-def _adam(
-    function: str,
-    lists: list[list[Tensor]],
-    lr: Scalar,
-    step: Scalar,
-    **options: Any,
-) -> None:
-    grads, params, exp_avgs, exp_avg_sqs = lists
-    check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
-    if not params:
-        return
-    options.update(learning_rate(function, lr, params[0].device))
-    counts = counts_before(function, step, params)
-    fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, [], **options)
+    fused_adam_(params, grads, exp_avgs, exp_avg_sqs, [], counts, [], **rate, **options, **scaling)
 
 
 def _scaled_adam(
     function: str,
     noop_flag: Tensor,
     lists: list[list[Tensor]],
-    lr: Scalar,
-    step: Scalar,
+    numbers: tuple[Any, ...],
     inv_scale: Scalar,
-    settings: dict[str, Any],
 ) -> None:
     """Takes a step unless the flag is set, and unscales the gradients afterwards."""
     factor = on_device(function, "inv_scale", inv_scale, noop_flag.device)
-    scaling = {"grad_scale": factor.reciprocal(), "found_inf": as_flag(noop_flag)}
-    _adam(function, lists, lr, step, **settings, **scaling)
+    scale = factor.reciprocal()
+    _adam(function, lists, numbers, grad_scale=scale, found_inf=as_flag(noop_flag))
     # Afterwards, so that the step has the product in fp32 and not as rounded to the gradient.
     unused = torch.zeros_like(factor)
     skipped = noop_flag.reshape(()).ne(0)

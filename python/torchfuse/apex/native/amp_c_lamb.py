@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The LAMB step of apex's amp_C.
+"""The LAMB step of apex's amp_C, and its two halves for programs that compute norms in between.
 
-Gradients are divided by ``max(1, global_grad_norm / max_grad_norm)`` before the step.
+Gradients are divided by ``max(1, global_grad_norm / max_grad_norm)`` before the step, and in the
+first half.
 """
 
 from __future__ import annotations
@@ -9,8 +10,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchfuse.apex.native._lists import TensorLists, check_wide_states, checked_lists
-from torchfuse.apex.native._scalars import Scalar, clip_divisor, counts_before, learning_rate
+from torchfuse.apex.native._lists import (
+    TensorLists,
+    check_vector,
+    check_wide_states,
+    checked_lists,
+)
+from torchfuse.apex.native._scalars import (
+    Scalar,
+    clip_divisor,
+    counts_before,
+    learning_rate,
+    on_device,
+)
 from torchfuse.apex.native.amp_c_scale import set_flag
 from torchfuse.ops import multi_tensor_l2_norm
 
@@ -99,3 +111,138 @@ def multi_tensor_lamb(
         **learning_rate(function, lr, device),
     )
     set_flag(noop_flag, multi_tensor_l2_norm(params)[1])
+
+
+@torch.no_grad()
+def multi_tensor_lamb_stage1_cuda(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    per_tensor_decay: Tensor,
+    step: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    global_grad_norm: Scalar,
+    max_global_grad_norm: Scalar,
+) -> None:
+    """Performs the first half of a LAMB step: moments in place, and the updates.
+
+    With g the clipped gradient and t = step + 1:
+    m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 and
+    update = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay p.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32, ignored as in apex.
+        tensor_lists: gradients, parameters, first moments, second moments, updates; the last three
+            are written.
+        per_tensor_decay: weight decay coefficients of the T parameters, fp32 of shape ``[T]``.
+        step: number of steps before this one.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        eps: added to the denominator.
+        global_grad_norm: norm over all gradients of the model.
+        max_global_grad_norm: largest norm.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, or tensors of another dtype than above.
+        ValueError: for tensors that do not match, naming list and index.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_lamb_stage1_cuda
+        >>> flag, decay, norm = torch.zeros(1, dtype=torch.int32), torch.zeros(1), torch.ones(1)
+        >>> update = torch.empty(4)
+        >>> lists = [[torch.full((4,), 0.5)], [torch.ones(4)], [torch.zeros(4)], [torch.zeros(4)]]
+        >>> multi_tensor_lamb_stage1_cuda(
+        ...     65536, flag, [*lists, [update]], decay, 0, 0.9, 0.999, 1e-6, norm, 1.0
+        ... )
+        >>> update
+        tensor([1.0000, 1.0000, 1.0000, 1.0000])
+    """
+    function = "multi_tensor_lamb_stage1_cuda"
+    lists = checked_lists(function, noop_flag, tensor_lists, (*_LISTS, "updates"))
+    grads, params, exp_avgs, exp_avg_sqs, updates = lists
+    check_vector(function, "per_tensor_decay", per_tensor_decay, params)
+    if not params:
+        return
+    beta1, beta2, count = float(beta1), float(beta2), int(step) + 1
+    # composed of torch's foreach ops: no kernel of its own yet
+    norms = {"global_grad_norm": global_grad_norm, "max_global_grad_norm": max_global_grad_norm}
+    divisor = clip_divisor(function, norms, params[0].device)
+    clipped = torch._foreach_mul(_wide(grads), divisor.reciprocal())
+    first = torch._foreach_mul(_wide(exp_avgs), beta1)
+    torch._foreach_add_(first, clipped, alpha=1.0 - beta1)
+    second = torch._foreach_mul(_wide(exp_avg_sqs), beta2)
+    torch._foreach_addcmul_(second, clipped, clipped, 1.0 - beta2)
+    torch._foreach_copy_(exp_avgs, first)
+    torch._foreach_copy_(exp_avg_sqs, second)
+    torch._foreach_div_(second, 1.0 - beta2**count)
+    torch._foreach_sqrt_(second)
+    torch._foreach_add_(second, float(eps))
+    torch._foreach_div_(first, 1.0 - beta1**count)
+    torch._foreach_div_(first, second)
+    torch._foreach_add_(first, torch._foreach_mul(_wide(params), per_tensor_decay.unbind()))
+    torch._foreach_copy_(updates, first)
+
+
+@torch.no_grad()
+def multi_tensor_lamb_stage2_cuda(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    per_tensor_param_norm: Tensor,
+    per_tensor_update_norm: Tensor,
+    lr: Scalar,
+    weight_decay: float,
+    use_nvlamb: bool | None = None,
+) -> None:
+    """Performs the second half of a LAMB step: param -= lr ratio update.
+
+    The ratio is that of the norms of parameter and update. It is 1 if either norm is 0 or, without
+    `use_nvlamb`, if `weight_decay` is 0.
+
+    Args:
+        chunk_size: ignored.
+        noop_flag: 1-element int32, ignored as in apex.
+        tensor_lists: parameters and updates.
+        per_tensor_param_norm: norms of the T parameters, fp32 of shape ``[T]``.
+        per_tensor_update_norm: norms of the updates, as the other.
+        lr: learning rate.
+        weight_decay: weight decay coefficient of the first half.
+        use_nvlamb: use the ratio without weight decay, too. None: False.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, or tensors of another dtype than above.
+        ValueError: for tensors that do not match, naming list and index.
+
+    Example:
+        >>> import torch
+        >>> from torchfuse.apex.native.amp_c import multi_tensor_lamb_stage2_cuda
+        >>> flag, param = torch.zeros(1, dtype=torch.int32), torch.ones(4)
+        >>> norms = torch.tensor([2.0]), torch.tensor([4.0])
+        >>> lists = [[param], [torch.full((4,), 2.0)]]
+        >>> multi_tensor_lamb_stage2_cuda(65536, flag, lists, *norms, 0.5, 0.01)
+        >>> param
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    function = "multi_tensor_lamb_stage2_cuda"
+    params, updates = checked_lists(function, noop_flag, tensor_lists, ("params", "updates"))
+    check_vector(function, "per_tensor_param_norm", per_tensor_param_norm, params)
+    check_vector(function, "per_tensor_update_norm", per_tensor_update_norm, params)
+    if not params:
+        return
+    # composed of torch's foreach ops: no kernel of its own yet
+    rates = on_device(function, "lr", lr, params[0].device).repeat(len(params))
+    if use_nvlamb or float(weight_decay) != 0.0:
+        both = per_tensor_param_norm.ne(0) & per_tensor_update_norm.ne(0)
+        rates = rates * torch.where(both, per_tensor_param_norm / per_tensor_update_norm, 1.0)
+    changes = torch._foreach_mul(_wide(updates), rates.unbind())
+    torch._foreach_copy_(params, torch._foreach_sub(_wide(params), changes))
+
+
+def _wide(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors in fp32, or fp64; those in it already are the same tensors."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return [tensor.to(dtype) for tensor in tensors]

@@ -12,14 +12,15 @@ from torch import Tensor
 from torchfuse._C import fused_adagrad_, fused_sgd_
 from torchfuse.apex.native._lists import (
     TensorLists,
+    check_masters,
     check_vector,
     check_wide_states,
     checked_lists,
 )
-from torchfuse.apex.native._masters import check_masters, copy_unless
 from torchfuse.apex.native._scalars import (
     Scalar,
     as_flag,
+    copy_unless,
     counts_before,
     learning_rate,
     on_device,
