@@ -120,23 +120,3 @@ def adam_update(
     bias2 = 1 - beta2**step if bias_correction else 1.0
     denominator = second_moment.sqrt() / math.sqrt(bias2) + eps
     param.sub_(lr / bias1 * state["exp_avg"] / denominator)
-
-
-class ReferenceAdam(ReferenceOptimizer):
-    """Adam and AdamW in fp64.
-
-    Args:
-        params: initial values, copied to fp64 on the CPU.
-        **hyper_params: those of :class:`torchfuse.optimizers.FusedAdam`, and `max_grad_norm`.
-
-    Example:
-        >>> import torch
-        >>> from torchfuse.testing import ReferenceAdam
-        >>> oracle = ReferenceAdam([torch.ones(2)], lr=0.1)
-        >>> oracle.step([torch.ones(2)])
-        >>> oracle.params[0]
-        tensor([0.9000, 0.9000], dtype=torch.float64)
-    """
-
-    def __init__(self, params: Sequence[Tensor], **hyper_params: Any) -> None:
-        super().__init__(params, adam_update, **hyper_params)
