@@ -18,14 +18,18 @@ __all__ = ["apply_flat_dist_call", "flat_dist_call", "flatten", "split_by_type",
 _BROADCAST_ELEMENTS = 1 << 26
 
 
-def flatten(bucket: Sequence[Tensor]) -> Tensor:
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Copies the elements of all tensors into one 1-dim tensor, in logical order.
 
     Args:
-        bucket: one or more tensors of one dtype and device.
+        tensors: tensors of one dtype and device; without any, the result is empty.
 
     Returns:
         The copy.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, naming its index.
+        ValueError: for an entry of another dtype or device than the first, naming its index.
 
     Example:
         >>> import torch
@@ -33,18 +37,33 @@ def flatten(bucket: Sequence[Tensor]) -> Tensor:
         >>> flatten([torch.ones(2), torch.zeros(1, 1)])
         tensor([1., 1., 0.])
     """
-    return torch.cat([tensor.reshape(-1) for tensor in bucket])
+    _check_tensors("flatten", tensors)
+    for index, tensor in enumerate(tensors):
+        for what in ("dtype", "device"):
+            expected, found = getattr(tensors[0], what), getattr(tensor, what)
+            if found != expected:
+                raise ValueError(
+                    f"flatten: expected tensors[{index}] to have the {what} of tensors[0], "
+                    f"{expected}, got {found}. Flatten the tensors of each {what} separately."
+                )
+    if not tensors:
+        return torch.empty(0, device="cpu", dtype=torch.float32)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
-    """Splits a result of `flatten` into views with the shapes of the tensors in `bucket`.
+def unflatten(flat_tensor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Splits a result of `flatten` into views with the shapes of `tensors`.
 
     Args:
-        coalesced: 1-dim tensor with as many elements as the tensors have together.
-        bucket: tensors with the shapes of the views.
+        flat_tensor: contiguous 1-dim tensor with as many elements as `tensors` have together.
+        tensors: tensors with the shapes of the views.
 
     Returns:
         One view for each tensor.
+
+    Raises:
+        TypeError: for an entry that is not a tensor, naming its index.
+        ValueError: for a `flat_tensor` of another size.
 
     Example:
         >>> import torch
@@ -53,8 +72,25 @@ def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
         >>> unflatten(flatten(tensors), tensors)
         [tensor([1., 1.]), tensor([[0.]])]
     """
-    parts = coalesced.split([tensor.numel() for tensor in bucket])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
+    _check_tensors("unflatten", tensors)
+    sizes = [tensor.numel() for tensor in tensors]
+    if flat_tensor.shape != (sum(sizes),) or not flat_tensor.is_contiguous():
+        raise ValueError(
+            f"unflatten: expected flat_tensor to be contiguous and 1-dim with {sum(sizes)} "
+            f"elements, those of all tensors, got shape {list(flat_tensor.shape)} and strides "
+            f"{list(flat_tensor.stride())}."
+        )
+    parts = flat_tensor.split(sizes)
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _check_tensors(function: str, tensors: Sequence[Tensor]) -> None:
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{function}: expected tensors[{index}] to be a tensor, "
+                f"got {type(tensor).__name__}."
+            )
 
 
 def split_by_type(
