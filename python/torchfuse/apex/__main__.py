@@ -79,7 +79,7 @@ def _leave_group() -> None:
     Programs for apex rarely call `destroy_process_group()`. Without it, the group's threads still
     exist when the interpreter finalizes itself, which occasionally aborts the process.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+    if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 

@@ -31,10 +31,12 @@ AMP_MODULES = (
     AliasModule("apex.fp16_utils.fp16_optimizer", FP16_OPTIMIZER),
     AliasModule(
         "apex.fp16_utils.fp16util",
-        lambda: {
-            **AliasModule("", "torchfuse.apex.fp16_utils.networks").names(),
-            **AliasModule("", "torchfuse.apex.fp16_utils.master_lists").names(),
-        },
+        names_of(
+            "torchfuse.apex.fp16_utils",
+            *("BN_convert_float", "FP16Model", "clip_grad_norm", "convert_module"),
+            *("convert_network", "master_params_to_model_params", "model_grads_to_master_grads"),
+            *("network_to_half", "prep_param_lists", "tofp16"),
+        ),
     ),
     AliasModule(
         "apex.fp16_utils.loss_scaler",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +19,20 @@ class AliasModule:
     Attributes:
         name: full name, as programs import it.
         contents: dotted name of a module, for all names in its `__all__`; or the names, each with
-            the module that has it; or a function that returns these names. The modules are imported
-            together with the alias's module, not before.
+            the module that has it. The modules are imported together with the alias's module, not
+            before.
         call: the name in the module that a call of the module itself calls. None: no call.
     """
 
     name: str
-    contents: str | Names | Callable[[], Names] = field(default_factory=dict)
+    contents: str | Names = field(default_factory=dict)
     call: str | None = None
 
     def names(self) -> Names:
         """Returns the names that the module holds, without its submodules."""
         if isinstance(self.contents, str):
             return names_of(self.contents, *importlib.import_module(self.contents).__all__)
-        return self.contents() if callable(self.contents) else self.contents
+        return self.contents
 
     def objects(self) -> dict[str, Any]:
         """Imports what the module holds, and returns it by name."""

@@ -18,7 +18,8 @@ roots = frozenset(name.partition(".")[0] for name in (*modules, *INSTEAD))
 
 def children(name: str) -> list[str]:
     """Returns the last names of the modules directly inside the module `name`."""
-    return [_last(child) for child in modules if child.rpartition(".")[0] == name]
+    split = (child.rpartition(".") for child in modules)
+    return [last for parent, _, last in split if parent == name]
 
 
 def provided() -> list[str]:
@@ -55,7 +56,3 @@ def _replacement(name: str) -> str | None:
 def _listed(names: list[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -48,7 +48,7 @@ def _release_reducers(holder: object) -> None:
 @atexit.register
 def _release_groups() -> None:
     """Drops the remaining references to groups that the program has destroyed."""
-    if not dist.is_available() or dist.is_initialized() or not _has_gloo_threads():
+    if dist.is_initialized() or not _has_gloo_threads():
         return
     objects = gc.get_objects()
     # Garbage collection does not list dictionaries of groups alone, such as a mesh's.

@@ -17,7 +17,7 @@ from torchfuse import _C
 
 def require_group(who: str) -> None:
     """Raises RuntimeError without a process group."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         raise RuntimeError(
             f"{who}: expected torch.distributed to have a process group, got none. "
             "Call torch.distributed.init_process_group first."

@@ -232,7 +232,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _group_to_sync(self, input: Tensor) -> str | None:
         """Returns the group's name, or None if this process is alone."""
-        if not (dist.is_available() and dist.is_initialized()):
+        if not dist.is_initialized():
             if self.process_group is not None:
                 raise RuntimeError(
                     f"{self._caller()}: expected process_group to exist, got one that was "

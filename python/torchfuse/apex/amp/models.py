@@ -18,8 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchfuse.apex.amp.containers import SHORT_DTYPES, converted, tensors_in, to_dtype, widened
 from torchfuse.apex.amp.state import _amp_state
 from torchfuse.normalization._autocast import ForwardUnderO1
+from torchfuse.parallel import DistributedDataParallel
 
 _KEY = "_amp_casts"
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, DistributedDataParallel)
 
 
 @dataclasses.dataclass
@@ -76,7 +78,7 @@ def check_models(models: Sequence[Any]) -> None:
         where = f"amp.initialize: expected models[{index}] to be"
         if not isinstance(model, nn.Module):
             raise TypeError(f"{where} a torch.nn.Module, got {type(model).__name__}.")
-        if isinstance(model, _wrappers()):
+        if isinstance(model, _WRAPPERS):
             raise RuntimeError(
                 f"{where} the model itself, got {type(model).__name__}. Wrap what amp.initialize "
                 "returns."
@@ -85,15 +87,6 @@ def check_models(models: Sequence[Any]) -> None:
             raise TypeError(f"{where} a Python module, got a ScriptModule. Script it afterwards.")
         if not _amp_state.allow_incoming_model_not_fp32:
             _check_fp32(where, model)
-
-
-def _wrappers() -> tuple[type, ...]:
-    from torchfuse.parallel import DistributedDataParallel
-
-    found = [nn.DataParallel, DistributedDataParallel]
-    if torch.distributed.is_available():
-        found.append(nn.parallel.DistributedDataParallel)
-    return tuple(found)
 
 
 def _check_fp32(where: str, model: nn.Module) -> None:

@@ -79,7 +79,7 @@ def maybe_print(message: str, rank0: bool = False) -> None:
     """
     if _amp_state.verbosity <= 0:
         return
-    if rank0 and dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+    if rank0 and dist.is_initialized() and dist.get_rank() != 0:
         return
     print(message)
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`apex.fp16_utils`: fp16 by hand, for programs written before `apex.amp`."""
 
+from torch.nn.utils import clip_grad_norm_ as clip_grad_norm
+
+from torchfuse.apex.amp.models import convert_module, convert_network
 from torchfuse.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
 from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, to_python_float
 from torchfuse.apex.fp16_utils.master_lists import (
-    clip_grad_norm,
     master_params_to_model_params,
     model_grads_to_master_grads,
     prep_param_lists,
@@ -12,8 +14,6 @@ from torchfuse.apex.fp16_utils.master_lists import (
 from torchfuse.apex.fp16_utils.networks import (
     BN_convert_float,
     FP16Model,
-    convert_module,
-    convert_network,
     network_to_half,
     tofp16,
 )

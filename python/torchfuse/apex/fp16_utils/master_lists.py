@@ -7,16 +7,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_ as clip_grad_norm
 
 from torchfuse.parallel.flat import flatten, unflatten
-
-__all__ = [
-    "clip_grad_norm",
-    "master_params_to_model_params",
-    "model_grads_to_master_grads",
-    "prep_param_lists",
-]
 
 
 def prep_param_lists(

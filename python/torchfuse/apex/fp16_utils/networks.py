@@ -12,15 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchfuse.apex.amp.containers import converted, to_dtype
 from torchfuse.apex.amp.models import convert_module, convert_network
 
-__all__ = [
-    "BN_convert_float",
-    "FP16Model",
-    "convert_module",
-    "convert_network",
-    "network_to_half",
-    "tofp16",
-]
-
 
 class tofp16(nn.Module):
     """A module that casts its input to fp16.
