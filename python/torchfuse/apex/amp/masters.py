@@ -47,12 +47,6 @@ class MasterStash(AmpStash):
         return self._models
 
     @property
-    def all_fp32_from_fp32_params(self) -> list[Tensor]:
-        """fp32 parameters of the model, which need no master."""
-        masters = set(map(id, self.all_fp32_from_fp16_params))
-        return [param for param in self.all_fp32_params if id(param) not in masters]
-
-    @property
     def fp16_groups(self) -> list[list[Tensor]]:
         """`all_fp16_params` by parameter group."""
         model_of = dict(zip(map(id, self.all_fp32_from_fp16_params), self._models, strict=True))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -155,9 +156,8 @@ class FP16_Optimizer:
         Args:
             set_grads_to_None: set the gradients of the model to None instead of zeros.
         """
-        for masters in self.fp32_from_fp16_groups:
-            for master in masters:
-                master.grad = None
+        for master in self._masters():
+            master.grad = None
         for params in (*self.fp16_groups, *self.fp32_from_fp32_groups):
             for param in params:
                 if param.grad is not None and not set_grads_to_None:
@@ -188,7 +188,7 @@ class FP16_Optimizer:
         self.overflow = self.loss_scaler.has_overflow([*models, *others])
         if self.overflow:
             return
-        masters = [param for group in self.fp32_from_fp16_groups for param in group]
+        masters = self._masters()
         model_grads_to_master_grads(models, masters)
         unscale_([*masters, *others], self.loss_scale)
 
@@ -236,10 +236,9 @@ class FP16_Optimizer:
 
     def _check_grads(self) -> None:
         """Refuses gradients that have not reached the masters."""
-        models = self._models()
-        masters = [param for group in self.fp32_from_fp16_groups for param in group]
-        copied = self._has_grads or any(master.grad is not None for master in masters)
-        if copied or not any(model.grad is not None and model.grad.any() for model in models):
+        copied = self._has_grads or any(master.grad is not None for master in self._masters())
+        grads = (model.grad for model in self._models())
+        if copied or not any(grad is not None and grad.any() for grad in grads):
             return
         raise RuntimeError(
             "FP16_Optimizer.step: expected gradients of optimizer.backward(loss) since the last "
@@ -265,12 +264,14 @@ class FP16_Optimizer:
         return result
 
     def _masters_to_model(self) -> None:
-        for models, masters in zip(self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
-            master_params_to_model_params(models, masters)
+        master_params_to_model_params(self._models(), self._masters())
         self._versions = self._model_versions()
 
     def _models(self) -> list[Tensor]:
         return [param for group in self.fp16_groups for param in group]
+
+    def _masters(self) -> list[Tensor]:
+        return [param for group in self.fp32_from_fp16_groups for param in group]
 
     def _model_versions(self) -> list[int]:
         return [param._version for param in self._models()]
@@ -282,10 +283,9 @@ class FP16_Optimizer:
 
     def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
         chosen = None if params is None else set(map(id, params))
-        for models, masters in zip(self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
-            for model, master in zip(models, masters, strict=True):
-                if chosen is None or id(model) in chosen:
-                    _C.remake_master(local_part(model.detach()), local_part(master.detach()))
+        for model, master in zip(self._models(), self._masters(), strict=True):
+            if chosen is None or id(model) in chosen:
+                _C.remake_master(local_part(model.detach()), local_part(master.detach()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes.
@@ -334,8 +334,7 @@ class FP16_Optimizer:
         self.loss_scaler.load_state_dict(dict(numbers))
         self.overflow = state_dict["overflow"]
         self.first_closure_call_this_step = state_dict["first_closure_call_this_step"]
-        for masters, loaded in zip(self.fp32_from_fp16_groups, saved, strict=True):
-            for master, value in zip(masters, loaded, strict=True):
-                master.copy_(value)
+        for master, value in zip(self._masters(), chain.from_iterable(saved), strict=True):
+            master.copy_(value)
         # What is written to the model from now on, as by loading it, is newer than the masters.
         self._versions = self._model_versions()

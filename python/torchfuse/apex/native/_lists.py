@@ -80,12 +80,17 @@ def _checked_one_by_one(
     return _with_equal_shapes(lists)
 
 
+def check_dtype(where: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Checks for a tensor of a dtype; `where` begins the message."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{where} a tensor of {dtype}, got {got}.")
+
+
 def check_flag(function: str, noop_flag: Tensor, device: torch.device | None) -> None:
     """Checks for a 1-element int32 tensor of any shape, on `device` unless that is None."""
     where = f"{function}: expected noop_flag to be"
-    if not isinstance(noop_flag, Tensor) or noop_flag.dtype != torch.int32:
-        got = noop_flag.dtype if isinstance(noop_flag, Tensor) else type(noop_flag).__name__
-        raise TypeError(f"{where} a tensor of torch.int32, got {got}.")
+    check_dtype(where, noop_flag, torch.int32)
     if noop_flag.numel() != 1:
         raise ValueError(f"{where} of one element, got shape {list(noop_flag.shape)}.")
     if device is not None and noop_flag.device != device:
@@ -98,9 +103,7 @@ def check_flag(function: str, noop_flag: Tensor, device: torch.device | None) ->
 def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Checks for a 1-dim fp32 tensor with one element for each of `tensors`, on their device."""
     where = f"{function}: expected {name} to be"
-    if not isinstance(vector, Tensor) or vector.dtype != torch.float32:
-        got = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
-        raise TypeError(f"{where} a tensor of torch.float32, got {got}.")
+    check_dtype(where, vector, torch.float32)
     if vector.shape != (len(tensors),):
         raise ValueError(f"{where} of shape [{len(tensors)}], got {list(vector.shape)}.")
     if tensors and vector.device != tensors[0].device:

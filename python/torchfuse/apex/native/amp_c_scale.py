@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchfuse._C import multi_tensor_l2_norm, multi_tensor_unscale_, scale_on_host
-from torchfuse.apex.native._lists import TensorLists, checked_lists
+from torchfuse.apex.native._lists import TensorLists, check_dtype, checked_lists
 from torchfuse.apex.native._scalars import Scalar, check_number, in_any_mode, on_device
 from torchfuse.ops import amp_update_scale_
 
@@ -219,9 +219,7 @@ def set_flag(noop_flag: Tensor, non_finite: Tensor, norm: Tensor | None = None) 
 
 def _check_one_element(name: str, tensor: Tensor, dtype: torch.dtype, first: Tensor) -> None:
     where = f"update_scale_hysteresis: expected {name} to be"
-    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"{where} a tensor of {dtype}, got {got}.")
+    check_dtype(where, tensor, dtype)
     if tensor.numel() != 1 or tensor.device != first.device:
         raise ValueError(
             f"{where} of one element and on {first.device}, the device of current_scale, got shape "
