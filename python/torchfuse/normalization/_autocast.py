@@ -9,7 +9,8 @@ passes under torch's autocast instead, which normalization must tell from a prog
 from __future__ import annotations
 
 import threading
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,24 +21,16 @@ _running: dict[torch.dtype, int] = {}
 _lock = threading.Lock()
 
 
-class ForwardUnderO1:
+@contextmanager
+def forward_under_o1(dtype: torch.dtype) -> Iterator[None]:
     """Around a forward pass that O1 of apex.amp runs under autocast with `dtype`."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __enter__(self) -> None:
+    with _lock:
+        _running[dtype] = _running.get(dtype, 0) + 1
+    try:
+        yield
+    finally:
         with _lock:
-            _running[self.dtype] = _running.get(self.dtype, 0) + 1
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with _lock:
-            _running[self.dtype] -= 1
+            _running[dtype] -= 1
 
 
 def cast_dtype(input: Tensor) -> torch.dtype | None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse.apex.amp.containers import SHORT_DTYPES, converted, tensors_in, to_dtype, widened
 from torchfuse.apex.amp.state import _amp_state
-from torchfuse.normalization._autocast import ForwardUnderO1
+from torchfuse.normalization._autocast import forward_under_o1
 from torchfuse.parallel import DistributedDataParallel
 
 _KEY = "_amp_casts"
@@ -67,9 +67,8 @@ class ForwardCasts:
         return torch.autocast(device_type, dtype=self.autocast)
 
     def _under_o1(self) -> contextlib.AbstractContextManager[None]:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return ForwardUnderO1(self.autocast)
+        dtype = self.autocast
+        return contextlib.nullcontext() if dtype is None else forward_under_o1(dtype)
 
 
 def check_models(models: Sequence[Any]) -> None:

@@ -260,7 +260,7 @@ def test_forward_passes_of_many_threads_are_all_counted_out(
 
     def pass_often(_: int) -> None:
         for _ in range(20_000):
-            with _autocast.ForwardUnderO1(HALF):
+            with _autocast.forward_under_o1(HALF):
                 pass
 
     interval = sys.getswitchinterval()
