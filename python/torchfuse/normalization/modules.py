@@ -188,15 +188,29 @@ class FusedRMSNorm(_Normalization):
         )
 
 
-def _check_affine(owner: str, options: dict[str, Any]) -> None:
-    if not options.pop("elementwise_affine", True):
-        raise RuntimeError(
-            f"{owner}: expected elementwise_affine to be True, got False. "
-            f"Use {owner.removeprefix('Mixed')}."
-        )
+class _Mixed(_Normalization):
+    """What makes the output have the weight's dtype."""
+
+    _weight_dtype_out = True
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        *,
+        memory_efficient: bool = False,
+        **options: Any,
+    ) -> None:
+        if not options.pop("elementwise_affine", True):
+            owner = type(self).__name__
+            raise RuntimeError(
+                f"{owner}: expected elementwise_affine to be True, got False. "
+                f"Use {owner.removeprefix('Mixed')}."
+            )
+        super().__init__(normalized_shape, eps, True, memory_efficient, **options)
 
 
-class MixedFusedLayerNorm(FusedLayerNorm):
+class MixedFusedLayerNorm(_Mixed, FusedLayerNorm):
     """:class:`FusedLayerNorm` with an output in the dtype of the weight, as apex's for Megatron.
 
     Under torch's autocast the output of an fp32 weight has autocast's dtype, as in apex.
@@ -218,25 +232,12 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         torch.float32
     """
 
-    _weight_dtype_out = True
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **options: Any,
-    ) -> None:
-        _check_affine(type(self).__name__, options)
-        super().__init__(normalized_shape, eps, True, memory_efficient, **options)
-
     def _in_torch(self, input: Tensor) -> Tensor:
         wide = input.to(self.weight.dtype)  # type: ignore[union-attr]
         return functional.layer_norm(wide, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class MixedFusedRMSNorm(FusedRMSNorm):
+class MixedFusedRMSNorm(_Mixed, FusedRMSNorm):
     """:class:`FusedRMSNorm` with an output in the dtype of the weight.
 
     Arguments and errors are those of :class:`MixedFusedLayerNorm`; there is no bias.
@@ -247,19 +248,6 @@ class MixedFusedRMSNorm(FusedRMSNorm):
         >>> MixedFusedRMSNorm(4)(torch.ones(2, 4, dtype=torch.bfloat16)).dtype
         torch.float32
     """
-
-    _weight_dtype_out = True
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **options: Any,
-    ) -> None:
-        _check_affine(type(self).__name__, options)
-        super().__init__(normalized_shape, eps, True, memory_efficient, **options)
 
     def _in_torch(self, input: Tensor) -> Tensor:
         wide = input.to(self.weight.dtype)  # type: ignore[union-attr]
