@@ -253,21 +253,18 @@ class ScalerState(_TorchGradScaler):
             values[key] = self._number(key, state_dict[key], convert)
         tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
         tracker = int(self._number("_hysteresis_tracker", tracker, int))
-        if not -(2**31) <= tracker < 2**31:
-            raise ValueError(
-                "GradScaler: expected state_dict['_hysteresis_tracker'] to be a 32-bit count, got "
-                f"{shown(tracker)}."
-            )
         values["scale"] = _loaded_scale(values["scale"])
         for name in ("growth_factor", "backoff_factor"):
             check_positive(f"state_dict['{name}']", values[name])
         check_count("state_dict['growth_interval']", values["growth_interval"], 1)
         check_count("state_dict['_growth_tracker']", values["_growth_tracker"], 0)
-        if values["_growth_tracker"] >= 2**31:
-            raise ValueError(
-                "GradScaler: expected state_dict['_growth_tracker'] to be a 32-bit count, got "
-                f"{shown(values['_growth_tracker'])}."
-            )
+        counts = {"_hysteresis_tracker": tracker, "_growth_tracker": values["_growth_tracker"]}
+        for name, count in counts.items():
+            if not -(2**31) <= count < 2**31:
+                raise ValueError(
+                    f"GradScaler: expected state_dict['{name}'] to be a 32-bit count, got "
+                    f"{shown(count)}."
+                )
         super().load_state_dict(values)
         self._core.set_hysteresis_tracker(tracker)
 
