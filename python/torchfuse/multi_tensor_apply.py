@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The callable that passes lists of tensors to a function with apex's native convention."""
+"""apex's interface for calling a function on lists of tensors, for programs that use it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
+
+__all__ = ["MultiTensorApply", "multi_tensor_applier"]
 
 TensorLists = Sequence[Sequence[Tensor]]
 
@@ -75,3 +77,7 @@ class MultiTensorApply:
             The result of `op`.
         """
         return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)
+
+
+#: Calls a function with a chunk size of 65,536 elements, apex's default; see `MultiTensorApply`.
+multi_tensor_applier = MultiTensorApply(2048 * 32)
