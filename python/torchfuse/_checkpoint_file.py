@@ -28,7 +28,6 @@ StrPath = str | os.PathLike[str]
 
 FORMAT = 1
 
-
 #: How deep values may be nested. C++ reads 100 levels, of which a tensor takes some.
 _MOST_NESTED = 96
 
@@ -160,16 +159,11 @@ def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
                 "str(key)."
             )
     plain = plain_values(contents, "save_checkpoint: expected the checkpoint")
-    write_plain(path, plain, "save_checkpoint")
+    with _checksums, replacing(path, "save_checkpoint") as file:
+        _save(plain, file)
 
 
-def write_plain(path: StrPath, plain: Any, caller: str, follow: bool = True) -> None:
-    """Writes what `plain_values` returned; `follow` as in `replacing`."""
-    with _checksums, replacing(path, caller, follow) as file:
-        _save(plain, file, caller)
-
-
-def _save(plain: Any, file: _Drain, caller: str) -> None:
+def _save(plain: Any, file: _Drain) -> None:
     try:
         torch.save(plain, file)  # type: ignore[arg-type]  # torch.save calls write() alone
     except (KeyError, RuntimeError) as error:  # a dtype that torch.save does not know
@@ -178,7 +172,7 @@ def _save(plain: Any, file: _Drain, caller: str) -> None:
         if error.__context__ is not None and not isinstance(error.__context__, Exception):
             raise error.__context__ from None  # an interrupt, of which torch says something else
         raise ValueError(
-            f"{caller}: expected tensors that torch.save writes, got: {error}"
+            f"save_checkpoint: expected tensors that torch.save writes, got: {error}"
         ) from error
 
 
@@ -197,15 +191,12 @@ def _permissions(path: StrPath, target: str, caller: str) -> int | None:
 
 
 @contextmanager
-def replacing(path: StrPath, caller: str, follow: bool = True) -> Iterator[_Drain]:
+def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
     """Yields a file to write, which replaces `path` in one step when its bytes are on the disk.
 
-    Args:
-        path: file to write or replace.
-        caller: the function that errors name.
-        follow: of a symbolic link, replace the file that it points to; else the link.
+    Of a symbolic link, the file that it points to is replaced. Errors name `caller`.
     """
-    target = os.path.realpath(path) if follow else os.fspath(path)
+    target = os.path.realpath(path)
     permissions = _permissions(path, target, caller)
     temporary = f"{target}.tmp-{secrets.token_hex(8)}"
     is_complete = False
@@ -251,13 +242,12 @@ def read_checkpoint(path: StrPath, where: str) -> tuple[dict[str, Any], str]:
 
     The digest is another one for another file.
     """
-    caller = where.partition(":")[0]
-    with _opened(path, caller, where) as file:  # once: the file may be replaced at any time
-        contents, digest = read_plain(file, where)
-        return checked_contents(contents, where), digest
+    with _opened(path, where) as file:  # once: the file may be replaced at any time
+        contents, digest = _read(file, where)
+        return _checked_contents(contents, where), digest
 
 
-def _opened(path: StrPath, caller: str, where: str) -> BinaryIO:
+def _opened(path: StrPath, where: str) -> BinaryIO:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -266,14 +256,15 @@ def _opened(path: StrPath, caller: str, where: str) -> BinaryIO:
             raise ValueError(f"{where} to be a file, got a pipe or device. Name a file.")
         return open(path, "rb")
     except OSError as error:
-        raise _unreadable(path, caller, error) from error
+        raise _unreadable(path, error) from error
 
 
-def _unreadable(path: StrPath, caller: str, error: OSError) -> OSError:
-    return OSError(error.errno, f"{caller}: could not read {os.fspath(path)}: {error.strerror}")
+def _unreadable(path: StrPath, error: OSError) -> OSError:
+    where = f"load_checkpoint: could not read {os.fspath(path)}"
+    return OSError(error.errno, f"{where}: {error.strerror}")
 
 
-def marked_as_folder(container: zipfile.ZipFile) -> str | None:
+def _marked_as_folder(container: zipfile.ZipFile) -> str | None:
     """Returns an entry that one bit says is a folder: torch reads memory without values there."""
     marked = (
         entry.filename
@@ -283,14 +274,14 @@ def marked_as_folder(container: zipfile.ZipFile) -> str | None:
     return next(marked, None)
 
 
-def read_plain(file: BinaryIO, where: str) -> tuple[Any, str]:
-    """Returns what `write_plain` wrote, with tensors on the CPU, and a digest of the file."""
+def _read(file: BinaryIO, where: str) -> tuple[Any, str]:
+    """Returns what torch.save wrote, with tensors on the CPU, and a digest of the file."""
     with _reading(file, where), zipfile.ZipFile(file) as container:
         entries = container.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed, which torch.save does not do")
         # torch's reader does not compare CRC-32s.
-        damaged = marked_as_folder(container) or container.testzip()
+        damaged = _marked_as_folder(container) or container.testzip()
         # torch's reader looks for it by any case, and a file may have two of a name.
         pickles = [entry for entry in entries if entry.filename.lower().endswith("data.pkl")]
         plain = [container.read(entry) for entry in pickles] if damaged is None else []
@@ -316,7 +307,7 @@ def _reading(file: BinaryIO, where: str) -> Iterator[None]:
     except Exception as error:  # any, for a damaged file
         # Places that a damaged file names may be none.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise _unreadable(file.name, where.partition(":")[0], error) from error
+            raise _unreadable(file.name, error) from error
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise
         raise ValueError(
@@ -326,7 +317,7 @@ def _reading(file: BinaryIO, where: str) -> Iterator[None]:
         ) from error
 
 
-def checked_contents(contents: Any, where: str) -> dict[str, Any]:
+def _checked_contents(contents: Any, where: str) -> dict[str, Any]:
     """Returns the contents, after checking that they are those of save_checkpoint."""
     if not isinstance(contents, dict) or not isinstance(contents.get("torchfuse"), dict):
         got = (

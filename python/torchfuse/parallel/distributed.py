@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torchfuse.parallel import _arguments
 from torchfuse.parallel._process_end import Engine as _Engine
 from torchfuse.parallel._ranks import require_group
-from torchfuse.parallel.flat import Reducer, broadcast_parameters
-
-__all__ = ["DistributedDataParallel", "Reducer"]
+from torchfuse.parallel.flat import broadcast_parameters
 
 _NAME = "DistributedDataParallel"
 # How the error of torch's engine begins if a gradient of the previous backward pass is missing.
