@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cross entropy of softmax, without a softmax or an fp32 copy of the logits in memory."""
+"""Cross entropy in one kernel each way, without a softmax or an fp32 copy of the logits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from torchfuse._transforms import needs_torch
+
+__all__ = ["FusedCrossEntropyLoss", "softmax_cross_entropy"]
 
 
 def softmax_cross_entropy(
