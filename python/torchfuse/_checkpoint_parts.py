@@ -268,10 +268,7 @@ def gathered_states(parts: Mapping[str, Stateful], group: ProcessGroup | None) -
 def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
     """Loads a part and returns what restores it; after an error it is restored.
 
-    Args:
-        part: the object.
-        saved: its state.
-        refused: the beginning of the message for a state that the part refuses.
+    `refused` begins the message for a state that the part refuses.
     """
     restore = _kept(part)
     try:

@@ -30,17 +30,7 @@ def is_zero(part: Any) -> bool:
 
 
 def check_group(zero: ZeroRedundancyOptimizer, name: str, group: ProcessGroup | None) -> None:
-    """Checks that all ranks of a ZeroRedundancyOptimizer save together.
-
-    Args:
-        zero: the optimizer.
-        name: of the part, for messages.
-        group: of save_checkpoint().
-
-    Raises:
-        ValueError: if the group is None, or lacks a rank of the optimizer's process group.
-        RuntimeError: for a local optimizer that has no state dict now.
-    """
+    """Checks that all ranks of a ZeroRedundancyOptimizer save together."""
     ranks = set(get_process_group_ranks(zero.process_group))
     if not ranks <= ({get_rank()} if group is None else set(get_process_group_ranks(group))):
         raise ValueError(
@@ -58,9 +48,7 @@ def gathered_state(
 ) -> dict[str, Any] | None:
     """Gathers the whole state dict on rank 0 of a group, on the CPU; None on other ranks.
 
-    Args:
-        zero: the optimizer, after check_group(). All of its ranks make the call.
-        group: of save_checkpoint().
+    All ranks of the optimizer make the call, after check_group().
     """
     ranks = get_process_group_ranks(zero.process_group)
     saver = get_rank() if group is None else get_process_group_ranks(group)[0]
@@ -105,12 +93,7 @@ def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:
 def kept_zero(
     zero: ZeroRedundancyOptimizer, kept: Callable[[Optimizer], Callable[[], None]]
 ) -> Callable[[], None]:
-    """Returns what restores a ZeroRedundancyOptimizer.
-
-    Args:
-        zero: the optimizer.
-        kept: returns what restores its local optimizer.
-    """
+    """Returns what restores a ZeroRedundancyOptimizer; `kept`, that of its local optimizer."""
     restore_local = kept(zero.optim)
     options = [dict(group) for group in zero.param_groups]
 

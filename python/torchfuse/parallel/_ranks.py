@@ -107,12 +107,7 @@ def check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
 
 @contextmanager
 def _naming(who: str, what: str) -> Iterator[None]:
-    """Adds to a backend's errors, which name addresses only, the collective and the missing ranks.
-
-    Args:
-        who: begins the message.
-        what: names the collective.
-    """
+    """Adds to a backend's errors, which name addresses only, the collective and missing ranks."""
     try:
         yield
     except RuntimeError as error:

@@ -214,11 +214,7 @@ class MasterStash(AmpStash):
     def check_loaded(
         self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        """Makes masters before the optimizer loads, so that its state stays fp32.
-
-        Returns:
-            The rest of the state dict, for the optimizer.
-        """
+        """Makes masters before the optimizer loads the rest, so that its state stays fp32."""
         self._loaded = {}
         saved: Mapping[int, Tensor] = state_dict.get(AMP_MASTERS, {})
         params = list(self.params())

@@ -52,13 +52,7 @@ def find_stash(optimizer: Any) -> AmpStash | None:
 def prepare_optimizer(
     optimizer: torch.optim.Optimizer, master_weights: bool, expects_scaling: bool
 ) -> None:
-    """Attaches what `scale_loss` and the step need.
-
-    Args:
-        optimizer: the optimizer.
-        master_weights: whether 16-bit parameters get masters.
-        expects_scaling: whether to warn of a step without `scale_loss`.
-    """
+    """Attaches what `scale_loss` and the step need, which may warn if it `expects_scaling`."""
     stash = MasterStash(optimizer) if master_weights else AmpStash(optimizer, expects_scaling)
     attributes: Any = optimizer
     attributes._amp_stash = stash

@@ -81,16 +81,7 @@ class Properties:
 
 
 def chosen_options(opt_level: str, overrides: Mapping[str, Any]) -> Properties:
-    """Returns the options of a level with a program's overrides.
-
-    Args:
-        opt_level: "O0", "O1", "O2" or "O3", with the letter O.
-        overrides: options by name; None is no override.
-
-    Raises:
-        RuntimeError: for an unknown level, and an option that the level excludes.
-        ValueError: for a value that the option cannot have.
-    """
+    """Returns the options of a level with a program's overrides, of which None is none."""
     if opt_level not in LEVELS:
         raise RuntimeError(
             f"amp.initialize: expected opt_level to be one of {', '.join(map(repr, LEVELS))}, got "

@@ -91,12 +91,8 @@ class AmpStash:
     def prepare(self, loss_scale: float, seen: set[int]) -> bool:
         """Sets gradients aside, before a backward pass of a loss times `loss_scale`.
 
-        Args:
-            loss_scale: the scale.
-            seen: ids of parameters that other optimizers of the same pass have prepared.
-
-        Returns:
-            False if there are scaled gradients, to which the backward pass adds.
+        `seen` has the ids of parameters that other optimizers of the same pass have prepared.
+        Returns False if there are scaled gradients, to which the backward pass adds.
         """
         self.is_open = True
         self._changes += 1

@@ -26,19 +26,8 @@ def checked_lists(
 ) -> list[list[Tensor]]:
     """Checks everything that the functions of amp_C have in common; nothing has been written yet.
 
-    Args:
-        function: name that the messages begin with.
-        noop_flag: 1-element int32 tensor on the tensors' device.
-        tensor_lists: lists or tuples of tensors.
-        names: names of the lists, in order.
-        optional: name of one more list that may follow.
-
-    Returns:
-        The lists. Entries of one index that have different shapes are 1-dim views in all lists.
-
-    Raises:
-        TypeError: for an entry that is not a tensor, and for a flag of another dtype.
-        ValueError: for lists that do not match.
+    A list that is `optional` may follow those of the names. Returns the lists: entries of one index
+    that have different shapes are 1-dim views in all lists.
     """
     if optional is not None and len(tensor_lists) == len(names) + 1:
         names = (*names, optional)
