@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How an op that mutates its arguments and returns nothing is registered and called.
+// How ops are registered with the dispatcher, and called through it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,20 +10,42 @@
 
 namespace torchfuse::ops {
 
-/// Boxed Meta kernel of such an op: drops the arguments. Its schema alone says all that tracing
-/// needs.
+/// Boxed Meta kernel of an op that mutates its arguments and returns nothing: drops the arguments.
+/// Its schema alone says all that tracing needs.
 inline void trace_only(const c10::OperatorHandle& op, c10::DispatchKeySet,
                        torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
 
-/// Calls the op through the dispatcher. `Function` gives its signature.
-template <auto Function, class... Args>
-void call_op(const char* name, Args&&... args) {
+/// A kernel as the dispatcher takes it, with boxed arguments or with those of the op.
+template <auto kKernel>
+torch::CppFunction kernel_function() {
+  if constexpr (std::is_same_v<decltype(kKernel), decltype(&trace_only)>) {
+    return torch::CppFunction::makeFromBoxedFunction<kKernel>();
+  } else {
+    return torch::CppFunction(kKernel);
+  }
+}
+
+/// Registers an op's kernel, which every backend gets: empty lists carry no device, and other
+/// layouts and devices get our error. The meta kernel knows sizes and dtypes alone.
+template <auto kKernel, auto kMetaKernel>
+void register_op(torch::Library& library, const char* name) {
+  using c10::DispatchKey;
+  for (const auto key :
+       {DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd}) {
+    library.impl(name, torch::dispatch(key, kernel_function<kKernel>()));
+  }
+  library.impl(name, torch::dispatch(DispatchKey::Meta, kernel_function<kMetaKernel>()));
+}
+
+/// Calls the op through the dispatcher. `kFunction` gives its signature.
+template <auto kFunction, class... Args>
+decltype(auto) call_op(const char* name, Args&&... args) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow(name, "")
-                             .typed<std::remove_pointer_t<decltype(Function)>>();
-  op.call(std::forward<Args>(args)...);
+                             .typed<std::remove_pointer_t<decltype(kFunction)>>();
+  return op.call(std::forward<Args>(args)...);
 }
 
 }  // namespace torchfuse::ops

@@ -2,14 +2,13 @@
 #include "kernels/batch_norm.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torchfuse/batch_norm.h>
 
-#include "ops/backend.h"
 #include "ops/batch_norm/batch_norm_backend.h"
 #include "ops/batch_norm/batch_norm_tensors.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -98,10 +97,7 @@ std::tuple<at::Tensor, at::Tensor> elemt_meta(
 }  // namespace
 
 at::Tensor batch_norm_stats(const at::Tensor& input) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::batch_norm_stats", "")
-                             .typed<decltype(stats_impl)>();
-  return op.call(input);
+  return ops::call_op<batch_norm_stats>("torchfuse::batch_norm_stats", input);
 }
 
 std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
@@ -109,28 +105,14 @@ std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
     const OptionalTensor& packed, const OptionalTensor& running_mean,
     const OptionalTensor& running_var, const OptionalTensor& num_batches_tracked,
     const OptionalTensor& residual, std::optional<double> momentum, double eps, bool relu) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::batch_norm_elemt", "")
-                             .typed<decltype(elemt_impl)>();
-  return op.call(input, weight, bias, packed, running_mean, running_var, num_batches_tracked,
-                 residual, momentum, eps, relu);
+  return ops::call_op<batch_norm_elemt>("torchfuse::batch_norm_elemt", input, weight, bias, packed,
+                                        running_mean, running_var, num_batches_tracked, residual,
+                                        momentum, eps, relu);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("batch_norm_stats", stats_impl);
-  m.impl("batch_norm_elemt", elemt_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) {
-  m.impl("batch_norm_stats", stats_impl);
-  m.impl("batch_norm_elemt", elemt_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) {
-  m.impl("batch_norm_stats", stats_impl);
-  m.impl("batch_norm_elemt", elemt_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("batch_norm_stats", stats_meta);
-  m.impl("batch_norm_elemt", elemt_meta);
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<stats_impl, stats_meta>(m, "batch_norm_stats");
+  ops::register_op<elemt_impl, elemt_meta>(m, "batch_norm_elemt");
 }
 
 }  // namespace torchfuse

@@ -2,13 +2,13 @@
 #include "kernels/batch_norm_backward.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torchfuse/batch_norm.h>
 
 #include "ops/batch_norm/batch_norm_backend.h"
 #include "ops/batch_norm/batch_norm_tensors.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -111,37 +111,22 @@ ReduceResult batch_norm_backward_reduce(const at::Tensor& grad_output, const at:
                                         const at::Tensor& saved, const OptionalTensor& weight,
                                         const OptionalTensor& bias, const OptionalTensor& output,
                                         bool relu) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::batch_norm_backward_reduce", "")
-                             .typed<decltype(reduce_impl)>();
-  return op.call(grad_output, input, saved, weight, bias, output, relu);
+  return ops::call_op<batch_norm_backward_reduce>("torchfuse::batch_norm_backward_reduce",
+                                                  grad_output, input, saved, weight, bias, output,
+                                                  relu);
 }
 
 at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output, const at::Tensor& input,
                                      const at::Tensor& saved, const at::Tensor& sums,
                                      const OptionalTensor& weight, const OptionalTensor& bias,
                                      bool relu) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::batch_norm_backward_elemt", "")
-                             .typed<decltype(backward_elemt_impl)>();
-  return op.call(grad_output, input, saved, sums, weight, bias, relu);
+  return ops::call_op<batch_norm_backward_elemt>(
+      "torchfuse::batch_norm_backward_elemt", grad_output, input, saved, sums, weight, bias, relu);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("batch_norm_backward_reduce", reduce_impl);
-  m.impl("batch_norm_backward_elemt", backward_elemt_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) {
-  m.impl("batch_norm_backward_reduce", reduce_impl);
-  m.impl("batch_norm_backward_elemt", backward_elemt_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) {
-  m.impl("batch_norm_backward_reduce", reduce_impl);
-  m.impl("batch_norm_backward_elemt", backward_elemt_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("batch_norm_backward_reduce", reduce_meta);
-  m.impl("batch_norm_backward_elemt", backward_elemt_meta);
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<reduce_impl, reduce_meta>(m, "batch_norm_backward_reduce");
+  ops::register_op<backward_elemt_impl, backward_elemt_meta>(m, "batch_norm_backward_elemt");
 }
 
 }  // namespace torchfuse

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/check.h"
 #include "ops/distributed/process_groups.h"
 #include "ops/registration.h"
 
@@ -95,10 +96,8 @@ void all_reduce_(const at::Tensor& tensor, const std::string& reduction,
 
 void all_reduce_sum_(const at::Tensor& tensor, const std::string& group, const std::string& caller,
                      bool deterministic) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::all_reduce_sum_", "")
-                             .typed<decltype(all_reduce_sum_impl)>();
-  op.call(tensor, group, caller, deterministic);
+  ops::call_op<all_reduce_sum_impl>("torchfuse::all_reduce_sum_", tensor, group, caller,
+                                    deterministic);
 }
 
 std::int64_t group_size(const std::string& group, const std::string& caller) {

@@ -137,8 +137,7 @@ class FunctionalStep {
   std::vector<FusedSlot> slots_;
 };
 
-}  // namespace
-
+/// Boxed kernel of every op fused_<algorithm>_, for one StepEngine per call.
 void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   // torchfuse::fused_<algorithm>_
   const std::string prefix = "torchfuse::fused_";
@@ -148,6 +147,7 @@ void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
 
+/// Its Meta kernel: writes nothing, and refuses tensors of another device, which would be left out.
 void trace_step(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -165,6 +165,12 @@ void trace_step(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     }
   }
   trace_only(op, keys, stack);
+}
+
+}  // namespace
+
+void register_step(torch::Library& library, const char* name) {
+  register_op<functional_step, trace_step>(library, name);
 }
 
 }  // namespace torchfuse::ops

@@ -14,27 +14,15 @@
 
 namespace torchfuse::ops {
 
-/// Boxed kernel of every op fused_<algorithm>_, for one StepEngine per call.
-void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
-
-/// Its Meta kernel: writes nothing, and refuses tensors of another device, which would be left out.
-void trace_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
+/// Registers the kernels of an op fused_<algorithm>_.
+void register_step(torch::Library& library, const char* name);
 
 }  // namespace torchfuse::ops
 
-#define TORCHFUSE_REGISTER_STEP_KERNEL(Key, algorithm, kernel)                                  \
-  TORCH_LIBRARY_IMPL(torchfuse, Key, m) {                                                       \
-    m.impl("fused_" #algorithm "_", torch::CppFunction::makeFromBoxedFunction<&ops::kernel>()); \
-  }
-
-/// Makes an optimizer known to FusedStep and as an op, on every backend: empty lists carry no
-/// device, and other layouts and devices get our error. Stands in namespace torchfuse.
+/// Makes an optimizer known to FusedStep and as an op. Stands in namespace torchfuse.
 #define TORCHFUSE_REGISTER_FUSED_OPTIMIZER(algorithm, Functor)                               \
   static_assert(std::string_view(kernels::Functor::kName) == #algorithm);                    \
   static const bool k##Functor##IsRegistered = ops::register_algorithm(                      \
       #algorithm, [] { return std::make_unique<ops::FusedAlgorithm<kernels::Functor>>(); }); \
-  TORCHFUSE_REGISTER_STEP_KERNEL(CPU, algorithm, functional_step)                            \
-  TORCHFUSE_REGISTER_STEP_KERNEL(CUDA, algorithm, functional_step)                           \
-  TORCHFUSE_REGISTER_STEP_KERNEL(CompositeExplicitAutograd, algorithm, functional_step)      \
-  TORCHFUSE_REGISTER_STEP_KERNEL(Meta, algorithm, trace_step)                                \
+  TORCH_LIBRARY_FRAGMENT(torchfuse, m) { ops::register_step(m, "fused_" #algorithm "_"); }   \
   static_assert(true)

@@ -2,13 +2,13 @@
 #include "kernels/layer_norm.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torchfuse/layer_norm.h>
 
 #include "ops/launch/huge_pages.h"
 #include "ops/matrix.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -90,17 +90,12 @@ ForwardResults layer_norm_forward_meta(const at::Tensor& input, std::int64_t nor
 ForwardResults layer_norm_forward(const at::Tensor& input, std::int64_t normalized_dims,
                                   const OptionalTensor& weight, const OptionalTensor& bias,
                                   double eps, bool rms, std::optional<at::ScalarType> dtype) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::layer_norm_forward", "")
-                             .typed<decltype(layer_norm_forward_impl)>();
-  return op.call(input, normalized_dims, weight, bias, eps, rms, dtype);
+  return ops::call_op<layer_norm_forward>("torchfuse::layer_norm_forward", input, normalized_dims,
+                                          weight, bias, eps, rms, dtype);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("layer_norm_forward", layer_norm_forward_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("layer_norm_forward", layer_norm_forward_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("layer_norm_forward", layer_norm_forward_impl);
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<layer_norm_forward_impl, layer_norm_forward_meta>(m, "layer_norm_forward");
 }
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("layer_norm_forward", layer_norm_forward_meta); }
 
 }  // namespace torchfuse

@@ -2,7 +2,6 @@
 #include "kernels/layer_norm_backward.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torchfuse/layer_norm.h>
@@ -11,6 +10,7 @@
 
 #include "ops/launch/huge_pages.h"
 #include "ops/matrix.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -161,18 +161,13 @@ BackwardResults layer_norm_backward(const at::Tensor& grad_output, const at::Ten
                                     const OptionalTensor& bias, bool rms, bool from_output,
                                     std::optional<at::ScalarType> dtype,
                                     std::array<bool, 3> output_mask) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::layer_norm_backward", "")
-                             .typed<decltype(layer_norm_backward_impl)>();
-  return op.call(grad_output, source, normalized_dims, mean, rstd, weight, bias, rms, from_output,
-                 dtype, output_mask);
+  return ops::call_op<layer_norm_backward>("torchfuse::layer_norm_backward", grad_output, source,
+                                           normalized_dims, mean, rstd, weight, bias, rms,
+                                           from_output, dtype, output_mask);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("layer_norm_backward", layer_norm_backward_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("layer_norm_backward", layer_norm_backward_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("layer_norm_backward", layer_norm_backward_impl);
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<layer_norm_backward_impl, layer_norm_backward_meta>(m, "layer_norm_backward");
 }
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("layer_norm_backward", layer_norm_backward_meta); }
 
 }  // namespace torchfuse

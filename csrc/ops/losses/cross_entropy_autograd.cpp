@@ -3,12 +3,13 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torchfuse/softmax_cross_entropy.h>
 
 #include <limits>
+
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -81,10 +82,8 @@ at::Tensor softmax_cross_entropy_impl(const at::Tensor& logits, const at::Tensor
 at::Tensor softmax_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                  double smoothing, std::optional<std::int64_t> ignore_index,
                                  std::optional<at::ScalarType> dtype) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::softmax_cross_entropy", "")
-                             .typed<decltype(softmax_cross_entropy_impl)>();
-  return op.call(logits, labels, smoothing, ignore_index, dtype);
+  return ops::call_op<softmax_cross_entropy>("torchfuse::softmax_cross_entropy", logits, labels,
+                                             smoothing, ignore_index, dtype);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {

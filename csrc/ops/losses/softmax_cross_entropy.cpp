@@ -2,7 +2,6 @@
 #include "kernels/softmax_cross_entropy.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
@@ -10,6 +9,7 @@
 
 #include "ops/launch/huge_pages.h"
 #include "ops/matrix.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -157,10 +157,8 @@ at::Tensor entropy_backward_meta(const at::Tensor& /*grad_losses*/, const at::Te
 Losses softmax_cross_entropy_forward(const at::Tensor& logits, const at::Tensor& labels,
                                      double smoothing, std::optional<std::int64_t> ignore_index,
                                      std::optional<at::ScalarType> dtype) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::softmax_cross_entropy_forward", "")
-                             .typed<decltype(entropy_forward_impl)>();
-  return op.call(logits, labels, smoothing, ignore_index, dtype);
+  return ops::call_op<softmax_cross_entropy_forward>(
+      "torchfuse::softmax_cross_entropy_forward", logits, labels, smoothing, ignore_index, dtype);
 }
 
 at::Tensor softmax_cross_entropy_backward(const at::Tensor& grad_losses, const at::Tensor& logits,
@@ -168,27 +166,15 @@ at::Tensor softmax_cross_entropy_backward(const at::Tensor& grad_losses, const a
                                           double smoothing,
                                           std::optional<std::int64_t> ignore_index,
                                           const std::optional<at::Tensor>& rest) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::softmax_cross_entropy_backward", "")
-                             .typed<decltype(entropy_backward_impl)>();
-  return op.call(grad_losses, logits, log_sum_exp, labels, smoothing, ignore_index, rest);
+  return ops::call_op<softmax_cross_entropy_backward>("torchfuse::softmax_cross_entropy_backward",
+                                                      grad_losses, logits, log_sum_exp, labels,
+                                                      smoothing, ignore_index, rest);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) {
-  m.impl("softmax_cross_entropy_forward", entropy_forward_impl);
-  m.impl("softmax_cross_entropy_backward", entropy_backward_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) {
-  m.impl("softmax_cross_entropy_forward", entropy_forward_impl);
-  m.impl("softmax_cross_entropy_backward", entropy_backward_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("softmax_cross_entropy_forward", entropy_forward_impl);
-  m.impl("softmax_cross_entropy_backward", entropy_backward_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("softmax_cross_entropy_forward", entropy_forward_meta);
-  m.impl("softmax_cross_entropy_backward", entropy_backward_meta);
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<entropy_forward_impl, entropy_forward_meta>(m, "softmax_cross_entropy_forward");
+  ops::register_op<entropy_backward_impl, entropy_backward_meta>(m,
+                                                                 "softmax_cross_entropy_backward");
 }
 
 }  // namespace torchfuse

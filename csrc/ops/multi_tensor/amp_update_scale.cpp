@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "kernels/amp_update_scale.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -133,21 +132,14 @@ void amp_update_scale_(const at::Tensor& scale, const at::Tensor& growth_tracker
                        std::optional<double> min_scale, std::optional<double> max_scale,
                        bool dynamic, const std::optional<at::Tensor>& counts,
                        const std::optional<at::Tensor>& history) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::amp_update_scale_", "")
-                             .typed<decltype(update_scale_impl)>();
-  op.call(scale, growth_tracker, found_inf, growth_factor, backoff_factor, growth_interval,
-          hysteresis_tracker, hysteresis, min_scale, max_scale, dynamic, counts, history);
+  ops::call_op<amp_update_scale_>("torchfuse::amp_update_scale_", scale, growth_tracker, found_inf,
+                                  growth_factor, backoff_factor, growth_interval,
+                                  hysteresis_tracker, hysteresis, min_scale, max_scale, dynamic,
+                                  counts, history);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("amp_update_scale_", update_scale_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("amp_update_scale_", update_scale_impl); }
-// Other layouts and devices get our error.
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("amp_update_scale_", update_scale_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("amp_update_scale_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<update_scale_impl, ops::trace_only>(m, "amp_update_scale_");
 }
 
 }  // namespace torchfuse

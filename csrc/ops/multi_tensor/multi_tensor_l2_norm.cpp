@@ -2,7 +2,6 @@
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torchfuse/ops.h>
@@ -12,6 +11,7 @@
 #include "ops/backend.h"
 #include "ops/launch/arrivals.h"
 #include "ops/multi_tensor/tensor_list.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -103,18 +103,11 @@ NormAndFlag l2_norm_meta(at::TensorList tensors) {
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::TensorList tensors) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::multi_tensor_l2_norm", "")
-                             .typed<decltype(l2_norm_impl)>();
-  return op.call(tensors);
+  return ops::call_op<multi_tensor_l2_norm>("torchfuse::multi_tensor_l2_norm", tensors);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("multi_tensor_l2_norm", l2_norm_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("multi_tensor_l2_norm", l2_norm_impl); }
-// An empty list carries no device.
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("multi_tensor_l2_norm", l2_norm_impl);
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<l2_norm_impl, l2_norm_meta>(m, "multi_tensor_l2_norm");
 }
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) { m.impl("multi_tensor_l2_norm", l2_norm_meta); }
 
 }  // namespace torchfuse

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "kernels/multi_tensor_unscale.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 #include <torchfuse/ops.h>
@@ -68,20 +67,12 @@ void unscale_impl(at::TensorList tensors, const at::Tensor& found_inf,
 
 void multi_tensor_unscale_(at::TensorList tensors, const at::Tensor& found_inf,
                            const at::Tensor& inv_scale) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::multi_tensor_unscale_", "")
-                             .typed<decltype(unscale_impl)>();
-  op.call(tensors, found_inf, inv_scale);
+  ops::call_op<multi_tensor_unscale_>("torchfuse::multi_tensor_unscale_", tensors, found_inf,
+                                      inv_scale);
 }
 
-TORCH_LIBRARY_IMPL(torchfuse, CPU, m) { m.impl("multi_tensor_unscale_", unscale_impl); }
-TORCH_LIBRARY_IMPL(torchfuse, CUDA, m) { m.impl("multi_tensor_unscale_", unscale_impl); }
-// Empty lists carry no device; other layouts and devices get our error.
-TORCH_LIBRARY_IMPL(torchfuse, CompositeExplicitAutograd, m) {
-  m.impl("multi_tensor_unscale_", unscale_impl);
-}
-TORCH_LIBRARY_IMPL(torchfuse, Meta, m) {
-  m.impl("multi_tensor_unscale_", torch::CppFunction::makeFromBoxedFunction<&ops::trace_only>());
+TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
+  ops::register_op<unscale_impl, ops::trace_only>(m, "multi_tensor_unscale_");
 }
 
 }  // namespace torchfuse
