@@ -40,6 +40,16 @@ kernels::Stream current_stream(const c10::Device& device) {
 #endif
 }
 
+#if defined(TORCHFUSE_WITH_CUDA)
+int multiprocessors_of(const char* op, const c10::Device& device) {
+  int count = 1;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index());
+  check_status(op, {static_cast<int>(error), "cudaDeviceGetAttribute"});
+  return count;
+}
+#endif
+
 std::optional<std::uint64_t> current_capture([[maybe_unused]] const c10::Device& device) {
 #if defined(TORCHFUSE_WITH_CUDA)
   if (!device.is_cuda()) return std::nullopt;

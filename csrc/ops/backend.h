@@ -23,6 +23,9 @@ kernels::CpuIsa current_cpu_isa();
 /// The device's current stream (torch's).
 kernels::Stream current_stream(const c10::Device& device);
 
+/// Multiprocessors of a CUDA device.
+int multiprocessors_of(const char* op, const c10::Device& device);
+
 /// The capture that the device's current stream is part of: a number that no other one has.
 std::optional<std::uint64_t> current_capture(const c10::Device& device);
 

@@ -3,9 +3,9 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -13,19 +13,12 @@ namespace torchfuse::ops {
 
 namespace {
 
-template <class T>
-std::string text(const T& value) {
-  std::ostringstream out;
-  out << value;
-  return out.str();
-}
-
 void check_storage(const Argument& argument, const at::Tensor& tensor) {
   if (!tensor.has_storage() || within_storage(*tensor.unsafeGetTensorImpl())) return;
   fail(argument, "lie within its storage",
-       text(tensor.numel()) + " elements of " + text(tensor.itemsize()) + " bytes from element " +
-           text(tensor.storage_offset()) + " on in a storage of " +
-           text(tensor.storage().nbytes()) + " bytes",
+       c10::str(tensor.numel(), " elements of ", tensor.itemsize(), " bytes from element ",
+                tensor.storage_offset(), " on in a storage of ", tensor.storage().nbytes(),
+                " bytes"),
        "The storage was resized: resize it back before the step.");
 }
 
@@ -37,20 +30,18 @@ void check_not_negated(const Argument& argument, const at::Tensor& tensor) {
 
 }  // namespace
 
+std::string name_of(const Argument& argument) {
+  if (argument.group >= 0) {
+    const std::string param = c10::str("params[", argument.index, "] of group ", argument.group);
+    return *argument.name == '\0' ? param : c10::str(argument.name, " of ", param);
+  }
+  return argument.index < 0 ? argument.name : c10::str(argument.name, "[", argument.index, "]");
+}
+
 void fail(const Argument& argument, const std::string& expected, const std::string& got,
           const char* remedy) {
-  std::ostringstream message;
-  message << argument.op << ": expected ";
-  if (argument.group >= 0) {
-    if (*argument.name != '\0') message << argument.name << " of ";
-    message << "params[" << argument.index << "] of group " << argument.group;
-  } else {
-    message << argument.name;
-    if (argument.index >= 0) message << '[' << argument.index << ']';
-  }
-  message << " to " << expected << ", got " << got << '.';
-  if (*remedy != '\0') message << ' ' << remedy;
-  TORCH_CHECK(false, message.str());
+  TORCH_CHECK(false, argument.op, ": expected ", name_of(argument), " to ", expected, ", got ", got,
+              ".", *remedy == '\0' ? "" : " ", remedy);
   __builtin_unreachable();
 }
 
@@ -66,7 +57,7 @@ kernels::DType dtype_of(const Argument& argument, const at::Tensor& tensor) {
       return kernels::DType::kFloat64;
     default:
       fail(argument, "be of dtype float32, float16, bfloat16 or float64",
-           text(tensor.scalar_type()),
+           c10::str(tensor.scalar_type()),
            tensor.is_complex() ? "View complex tensors as real with torch.view_as_real." : "");
   }
 }
@@ -84,13 +75,13 @@ bool within_storage(const c10::TensorImpl& tensor) {
 void check_tensor(const Argument& argument, const at::Tensor& tensor) {
   if (!tensor.defined()) fail(argument, "be a tensor", "an undefined tensor");
   if (tensor.layout() != at::kStrided) {
-    fail(argument, "be dense", "a tensor of layout " + text(tensor.layout()),
+    fail(argument, "be dense", c10::str("a tensor of layout ", tensor.layout()),
          "Sparse gradients are not supported; use torch.optim.SparseAdam for those parameters, or "
          "layers without sparse=True.");
   }
   dtype_of(argument, tensor);
   if (!tensor.is_cpu() && !tensor.is_cuda()) {
-    fail(argument, "be on a CPU or CUDA device", text(tensor.device()));
+    fail(argument, "be on a CPU or CUDA device", c10::str(tensor.device()));
   }
   check_storage(argument, tensor);
   if (tensor.numel() != 0 && tensor.const_data_ptr() == nullptr) {
@@ -105,7 +96,7 @@ void check_dense(const Argument& argument, const at::Tensor& tensor) {
   check_tensor(argument, tensor);
   if (!tensor.is_non_overlapping_and_dense()) {
     fail(argument, "fill its memory without gaps or overlap",
-         "sizes " + text(tensor.sizes()) + " with strides " + text(tensor.strides()),
+         c10::str("sizes ", tensor.sizes(), " with strides ", tensor.strides()),
          "Pass tensor.contiguous() or a parameter that owns its memory.");
   }
   check_not_negated(argument, tensor);
@@ -138,36 +129,33 @@ bool overlaps_itself(const at::Tensor& tensor) {
 void check_same_sizes(const Argument& argument, const at::Tensor& tensor,
                       const at::Tensor& reference, const char* reference_name) {
   if (tensor.sizes().equals(reference.sizes())) return;
-  fail(argument,
-       std::string("have the sizes of ") + reference_name + ", " + text(reference.sizes()),
-       text(tensor.sizes()));
+  fail(argument, c10::str("have the sizes of ", reference_name, ", ", reference.sizes()),
+       c10::str(tensor.sizes()));
 }
 
 void check_same_device(const Argument& argument, const at::Tensor& tensor,
-                       const c10::Device& device, const char* reference_name) {
+                       const c10::Device& device, const char* reference_name, const char* remedy) {
   if (tensor.device() == device) return;
-  fail(argument, std::string("be on the device of ") + reference_name + ", " + text(device),
-       text(tensor.device()),
-       "Move the model before building the optimizer, or load the optimizer's state again.");
+  fail(argument, c10::str("be on the device of ", reference_name, ", ", device),
+       c10::str(tensor.device()), remedy);
 }
 
 void check_same_length(const char* op, const char* name, std::size_t length, std::size_t expected,
                        const char* reference_name) {
   if (length == expected) return;
-  fail(Argument{op, name},
-       std::string("have as many tensors as ") + reference_name + ", " + text(expected),
-       text(length));
+  fail(Argument{op, name}, c10::str("have as many tensors as ", reference_name, ", ", expected),
+       c10::str(length));
 }
 
 void check_scalar(const Argument& argument, const at::Tensor& tensor, at::ScalarType dtype) {
   if (!tensor.defined()) fail(argument, "be a tensor", "an undefined tensor");
   if (tensor.layout() != at::kStrided || tensor.numel() != 1 || tensor.scalar_type() != dtype) {
-    fail(argument, "hold one element of dtype " + text(dtype),
-         text(tensor.numel()) + " of dtype " + text(tensor.scalar_type()));
+    fail(argument, c10::str("hold one element of dtype ", dtype),
+         c10::str(tensor.numel(), " of dtype ", tensor.scalar_type()));
   }
   check_not_negated(argument, tensor);
   if (!tensor.is_cpu() && !tensor.is_cuda()) {
-    fail(argument, "be on a CPU or CUDA device", text(tensor.device()));
+    fail(argument, "be on a CPU or CUDA device", c10::str(tensor.device()));
   }
   check_storage(argument, tensor);
   if (tensor.const_data_ptr() == nullptr) {

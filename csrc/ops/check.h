@@ -22,6 +22,12 @@ struct Argument {
   std::int64_t group = -1;
 };
 
+/// The argument as messages name it.
+std::string name_of(const Argument& argument);
+
+/// The remedy for a layer's tensor that is not on the device of its input.
+inline constexpr const char* kMoveTheModule = "Move the module to the device of its input.";
+
 [[noreturn]] void fail(const Argument& argument, const std::string& expected,
                        const std::string& got, const char* remedy = "");
 
@@ -50,7 +56,10 @@ bool overlaps_itself(const at::Tensor& tensor);
 void check_same_sizes(const Argument& argument, const at::Tensor& tensor,
                       const at::Tensor& reference, const char* reference_name);
 void check_same_device(const Argument& argument, const at::Tensor& tensor,
-                       const c10::Device& device, const char* reference_name);
+                       const c10::Device& device, const char* reference_name,
+                       const char* remedy =
+                           "Move the model before building the optimizer, or load "
+                           "the optimizer's state again.");
 void check_same_length(const char* op, const char* name, std::size_t length, std::size_t expected,
                        const char* reference_name);
 

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ops/matrix.h"
 
-#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <limits>
-#include <string>
-
-#if defined(TORCHFUSE_WITH_CUDA)
-#include <cuda_runtime_api.h>
-#endif
 
 namespace torchfuse::ops {
 
@@ -34,10 +27,7 @@ void check_normalized_dims(const char* op, const at::Tensor& input, std::int64_t
 
 void check_columns(const Argument& argument, const at::Tensor& vector, const at::Tensor& input,
                    std::int64_t normalized_dims) {
-  if (vector.device() != input.device()) {
-    fail(argument, c10::str("be on the device of input, ", input.device()),
-         c10::str(vector.device()), "Move the module to the device of its input.");
-  }
+  check_same_device(argument, vector, input.device(), "input", kMoveTheModule);
   const auto expected =
       input.sym_sizes().slice(static_cast<std::size_t>(input.dim() - normalized_dims));
   if (vector.sym_sizes() == expected) return;
@@ -50,7 +40,6 @@ MatrixInput::MatrixInput(const char* op, const char* name, const at::Tensor& ten
                          std::int64_t normalized_dims)
     : op_(op), normalized_dims_(normalized_dims) {
   check_tensor({op, name}, tensor);
-  check_backend(op, tensor.device());
   check_normalized_dims(op, tensor, normalized_dims);
   tensor_ = tensor.resolve_neg().contiguous();
   const std::int64_t leading = tensor.dim() - normalized_dims;
@@ -88,21 +77,5 @@ const void* MatrixInput::statistics(const char* name, const at::Tensor& tensor) 
 std::int64_t rows_grain(std::int64_t columns) {
   return std::max<std::int64_t>(kGrainSize / std::max<std::int64_t>(columns, 1), 1);
 }
-
-void check_row_length(const char* op, const MatrixInput& source) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  TORCH_CHECK(source.columns() <= kMost, op, ": expected rows of at most ", kMost,
-              " elements on CUDA, got ", source.columns(), ". Split them.");
-}
-
-#if defined(TORCHFUSE_WITH_CUDA)
-int multiprocessors_of(const char* op, const c10::Device& device) {
-  int count = 1;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index());
-  check_status(op, {static_cast<int>(error), "cudaDeviceGetAttribute"});
-  return count;
-}
-#endif
 
 }  // namespace torchfuse::ops

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "kernels/common/channel_vector.h"
@@ -61,9 +63,6 @@ class MatrixInput {
 /// Rows that a thread takes at least.
 std::int64_t rows_grain(std::int64_t columns);
 
-/// Multiprocessors of a CUDA device.
-int multiprocessors_of(const char* op, const c10::Device& device);
-
 /// Runs kernel(isa, args, begin, end) over all rows on torch's threads.
 template <class Kernel, class Args>
 void parallel_over_rows(const MatrixInput& source, const Kernel& kernel, const Args& args) {
@@ -72,19 +71,16 @@ void parallel_over_rows(const MatrixInput& source, const Kernel& kernel, const A
                    [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
 }
 
-/// Fails for rows that 32-bit indices do not reach.
-void check_row_length(const char* op, const MatrixInput& source);
-
-/// Calls kLauncher(args, multiprocessors, stream); throws in a build without CUDA.
+/// Calls kLauncher(args, multiprocessors, stream); fails for rows that 32-bit indices do not reach.
 template <auto kLauncher, class Args>
-void launch_over_rows(const char* op, const MatrixInput& source,
+void launch_over_rows([[maybe_unused]] const char* op, [[maybe_unused]] const MatrixInput& source,
                       [[maybe_unused]] const Args& args) {
 #if defined(TORCHFUSE_WITH_CUDA)
-  check_row_length(op, source);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  TORCH_CHECK(source.columns() <= kMost, op, ": expected rows of at most ", kMost,
+              " elements on CUDA, got ", source.columns(), ". Split them.");
   check_status(op, kLauncher(args, multiprocessors_of(op, source.device()),
                              current_stream(source.device())));
-#else
-  check_backend(op, source.device());
 #endif
 }
 

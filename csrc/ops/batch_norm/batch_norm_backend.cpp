@@ -6,10 +6,6 @@
 #include "ops/backend.h"
 #include "ops/launch/arrivals.h"
 
-#if defined(TORCHFUSE_WITH_CUDA)
-#include <cuda_runtime_api.h>
-#endif
-
 namespace torchfuse::ops {
 
 namespace {
@@ -34,41 +30,34 @@ void parallel_over_channels(const kernels::BatchNormShape& shape, const Body& bo
   at::parallel_for(0, shape.channels, grain, body);
 }
 
-#if defined(TORCHFUSE_WITH_CUDA)
-
 /// What a launch uses of the workspace, as the kernels' declarations say.
 enum class Uses { kMultiprocessors, kArrivals, kArrivalsAndPartials };
 
-/// Memory of one launch; later work on the stream may use it again. No more than the launch uses:
-/// in a graph each replay clears the counters.
-class CudaWorkspace {
- public:
-  CudaWorkspace(const BatchNormSource& source, const kernels::BatchNormShape& shape, Uses uses)
-      : stream_(current_stream(source.device())) {
-    const cudaError_t error = cudaDeviceGetAttribute(
-        &workspace_.multiprocessors, cudaDevAttrMultiProcessorCount, source.device().index());
-    check_status("batch_norm", {static_cast<int>(error), "cudaDeviceGetAttribute"});
-    if (uses == Uses::kMultiprocessors) return;
-    arrivals_ =
-        zeroed_arrivals(source.device(), stream_, kernels::batch_norm_workspace_arrivals(shape));
-    workspace_.arrivals = static_cast<std::uint32_t*>(arrivals_.mutable_data_ptr());
-    if (uses == Uses::kArrivals) return;
-    partials_ = source.empty_doubles(
-        kernels::batch_norm_workspace_partials(shape, workspace_.multiprocessors));
-    workspace_.partials = partials_.mutable_data_ptr<double>();
+/// Calls kLauncher(args..., workspace, stream). Later work on the stream may use the memory again,
+/// which is no more than the launch uses: in a graph each replay clears the counters.
+template <auto kLauncher, class... Args>
+void launch([[maybe_unused]] const char* op, [[maybe_unused]] const BatchNormSource& source,
+            [[maybe_unused]] Uses uses, [[maybe_unused]] const Args&... args) {
+#if defined(TORCHFUSE_WITH_CUDA)
+  const c10::Device device = source.device();
+  const kernels::Stream stream = current_stream(device);
+  kernels::BatchNormWorkspace workspace;
+  at::Tensor arrivals;
+  at::Tensor partials;
+  workspace.multiprocessors = multiprocessors_of(op, device);
+  if (uses != Uses::kMultiprocessors) {
+    const std::int64_t count = kernels::batch_norm_workspace_arrivals(source.shape());
+    arrivals = zeroed_arrivals(device, stream, count);
+    workspace.arrivals = static_cast<std::uint32_t*>(arrivals.mutable_data_ptr());
   }
-
-  const kernels::BatchNormWorkspace& workspace() const { return workspace_; }
-  kernels::Stream stream() const { return stream_; }
-
- private:
-  kernels::Stream stream_;
-  kernels::BatchNormWorkspace workspace_;
-  at::Tensor partials_;
-  at::Tensor arrivals_;
-};
-
+  if (uses == Uses::kArrivalsAndPartials) {
+    partials = source.empty_doubles(
+        kernels::batch_norm_workspace_partials(source.shape(), workspace.multiprocessors));
+    workspace.partials = partials.mutable_data_ptr<double>();
+  }
+  check_status(op, kLauncher(args..., workspace, stream));
 #endif
+}
 
 }  // namespace
 
@@ -85,12 +74,7 @@ void run_batch_norm_stats(const char* op, const BatchNormSource& source,
       kernels::batch_norm_pack_cpu(args, begin, end);
     });
   }
-#if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape, Uses::kArrivalsAndPartials);
-  check_status(op, kernels::batch_norm_stats_cuda(args, cuda.workspace(), cuda.stream()));
-#else
-  check_backend(op, source.device());
-#endif
+  launch<kernels::batch_norm_stats_cuda>(op, source, Uses::kArrivalsAndPartials, args);
 }
 
 void run_batch_norm_elemt(const char* op, const BatchNormSource& source,
@@ -106,12 +90,7 @@ void run_batch_norm_elemt(const char* op, const BatchNormSource& source,
                                     kernels::batch_norm_elemt_cpu(isa, args, begin, end);
                                   });
   }
-#if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape, Uses::kArrivals);
-  check_status(op, kernels::batch_norm_elemt_cuda(args, finish, cuda.workspace(), cuda.stream()));
-#else
-  check_backend(op, source.device());
-#endif
+  launch<kernels::batch_norm_elemt_cuda>(op, source, Uses::kArrivals, args, finish);
 }
 
 void run_batch_norm_backward_reduce(const char* op, const BatchNormSource& source,
@@ -130,12 +109,7 @@ void run_batch_norm_backward_reduce(const char* op, const BatchNormSource& sourc
       kernels::batch_norm_backward_sum_cpu(args, begin, end);
     });
   }
-#if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape, Uses::kArrivalsAndPartials);
-  check_status(op, kernels::batch_norm_backward_reduce_cuda(args, cuda.workspace(), cuda.stream()));
-#else
-  check_backend(op, source.device());
-#endif
+  launch<kernels::batch_norm_backward_reduce_cuda>(op, source, Uses::kArrivalsAndPartials, args);
 }
 
 void run_batch_norm_backward_elemt(const char* op, const BatchNormSource& source,
@@ -150,12 +124,7 @@ void run_batch_norm_backward_elemt(const char* op, const BatchNormSource& source
                                     kernels::batch_norm_backward_elemt_cpu(isa, args, begin, end);
                                   });
   }
-#if defined(TORCHFUSE_WITH_CUDA)
-  const CudaWorkspace cuda(source, args.shape, Uses::kMultiprocessors);
-  check_status(op, kernels::batch_norm_backward_elemt_cuda(args, cuda.workspace(), cuda.stream()));
-#else
-  check_backend(op, source.device());
-#endif
+  launch<kernels::batch_norm_backward_elemt_cuda>(op, source, Uses::kMultiprocessors, args);
 }
 
 }  // namespace torchfuse::ops

@@ -5,8 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <string>
-#include <utility>
 
 #include "ops/launch/huge_pages.h"
 
@@ -124,10 +122,7 @@ kernels::BatchNormInput BatchNormSource::matching(const char* name, const at::Te
   const Argument argument{op_, name};
   check_tensor(argument, tensor);
   check_same_sizes(argument, tensor, input_, "input");
-  if (tensor.device() != input_.device()) {
-    fail(argument, c10::str("be on the device of input, ", input_.device()),
-         c10::str(tensor.device()));
-  }
+  check_same_device(argument, tensor, input_.device(), "input", /*remedy=*/"");
   if (tensor.scalar_type() != input_.scalar_type()) {
     fail(argument, c10::str("be of the dtype of input, ", input_.scalar_type()),
          c10::str(tensor.scalar_type()), "Convert it with to(input.dtype).");
@@ -150,10 +145,7 @@ void BatchNormSource::check_channel_vector(const char* name, const at::Tensor& v
          c10::str("one of shape ", vector.sizes(), " with strides ", vector.strides()),
          "num_features must be input.size(1).");
   }
-  if (vector.device() != input_.device()) {
-    fail(argument, c10::str("be on the device of input, ", input_.device()),
-         c10::str(vector.device()), "Move the module to the device of its input.");
-  }
+  check_same_device(argument, vector, input_.device(), "input", kMoveTheModule);
 }
 
 kernels::ChannelInput BatchNormSource::channel_input(
