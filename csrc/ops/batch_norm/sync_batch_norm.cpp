@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Batch normalization over the ranks of a process group, with autograd: one collective each way.
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torchfuse/batch_norm.h>
 #include <torchfuse/collectives.h>
 
+#include <array>
 #include <string>
 
+#include "ops/autograd.h"
 #include "ops/batch_norm/sync_batch_norm.h"
 #include "ops/check.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -20,10 +22,7 @@ using ops::SyncBatchNormCall;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
-
-OptionalTensor optional(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
+using GradsWanted = std::array<bool, 4>;  // of input, weight, bias and residual
 
 at::Tensor value_of(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
 
@@ -38,9 +37,7 @@ void check_call(const at::Tensor& input, const OptionalTensor& weight, const Opt
   }
   ops::dtype_of(argument, input);
   const auto check_device = [&](const char* name, const at::Tensor& tensor) {
-    if (tensor.device() == input.device()) return;
-    ops::fail({caller, name}, c10::str("be on the device of input, ", input.device()),
-              c10::str(tensor.device()), "Move the module to the device of its input.");
+    ops::check_same_device({caller, name}, tensor, input.device(), "input", ops::kMoveTheModule);
   };
   const auto check_vector = [&](const char* name, const OptionalTensor& vector) {
     if (!vector) return;
@@ -116,47 +113,35 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     call.batch_statistics = ctx->saved_data["batch_statistics"].toBool();
     call.eps = ctx->saved_data["eps"].toDouble();
     call.relu = ctx->saved_data["relu"].toBool();
-    call.running_mean = optional(saved[6]);
-    call.running_var = optional(saved[7]);
-    // Edges are counted over the tensors that were there.
-    std::size_t edge = 0;
-    const auto is_wanted = [&](const at::Tensor& tensor) {
-      return tensor.defined() && ctx->needs_input_grad(edge++);
-    };
-    ops::BatchNormGradsWanted wanted;
-    wanted.input = is_wanted(saved[0]);
-    wanted.weight = is_wanted(saved[1]);
-    wanted.bias = is_wanted(saved[2]);
-    wanted.residual = is_wanted(saved[3]);
+    call.running_mean = ops::optional_of(saved[6]);
+    call.running_var = ops::optional_of(saved[7]);
+    const GradsWanted wanted = ops::wanted_grads<4>(*ctx, saved);
     if (at::GradMode::is_enabled()) {
-      variable_list result = ops::differentiable_batch_norm_grads(
-          {saved[0], saved[1], saved[2], saved[3]}, grads[0], wanted, call);
-      result.emplace_back();
-      return result;
+      return ops::differentiable_grads(ops::composite_batch_norm(saved, call), saved, wanted,
+                                       grads[0]);
     }
     return fused_grads(saved, grads[0], wanted, call);
   }
 
  private:
   static variable_list fused_grads(const variable_list& saved, const at::Tensor& grad_output,
-                                   const ops::BatchNormGradsWanted& wanted,
-                                   const SyncBatchNormCall& call) {
+                                   const GradsWanted& wanted, const SyncBatchNormCall& call) {
     const at::Tensor& input = saved[0];
-    const OptionalTensor weight = optional(saved[1]);
-    const OptionalTensor bias = optional(saved[2]);
-    const OptionalTensor gate = optional(saved[5]);
+    const OptionalTensor weight = ops::optional_of(saved[1]);
+    const OptionalTensor bias = ops::optional_of(saved[2]);
+    const OptionalTensor gate = ops::optional_of(saved[5]);
     auto [sums, grad_weight, grad_bias, behind_relu] =
         batch_norm_backward_reduce(grad_output, input, saved[4], weight, bias, gate, call.relu);
     const at::Tensor& grad = gate ? behind_relu : grad_output;
     variable_list result(5);
-    if (wanted.weight) result[1] = grad_weight;
-    if (wanted.bias) result[2] = grad_bias;
-    if (wanted.residual) result[3] = grad;
+    if (wanted[1]) result[1] = grad_weight;
+    if (wanted[2]) result[2] = grad_bias;
+    if (wanted[3]) result[3] = grad;
     // All ranks exchange, also one whose input needs no gradient: the others wait for it.
     if (call.group && call.batch_statistics) {
       all_reduce_sum_(sums, *call.group, call.caller, call.deterministic);
     }
-    if (wanted.input) {
+    if (wanted[0]) {
       result[0] =
           batch_norm_backward_elemt(grad, input, saved[4], sums, weight, bias, call.relu && !gate);
     }
@@ -196,13 +181,12 @@ std::tuple<at::Tensor, at::Tensor> sync_batch_norm(
     const OptionalTensor& packed, bool training, std::optional<double> momentum, double eps,
     bool relu, const std::optional<std::string>& group, const std::string& caller,
     bool deterministic) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::sync_batch_norm", "")
-                             .typed<decltype(sync_batch_norm_impl)>();
   std::optional<c10::string_view> group_name;
   if (group) group_name = *group;
-  return op.call(input, weight, bias, running_mean, running_var, num_batches_tracked, residual,
-                 packed, training, momentum, eps, relu, group_name, caller, deterministic);
+  return ops::call_op<sync_batch_norm_impl>("torchfuse::sync_batch_norm", input, weight, bias,
+                                            running_mean, running_var, num_batches_tracked,
+                                            residual, packed, training, momentum, eps, relu,
+                                            group_name, caller, deterministic);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {

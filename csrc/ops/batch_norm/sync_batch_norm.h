@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One call of a synchronized batch normalization, and its gradients as differentiable functions.
+// One call of a synchronized batch normalization, and the same in torch's operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,26 +25,10 @@ struct SyncBatchNormCall {
   bool deterministic = false;
 };
 
-/// Input, weight, bias and residual of a call; the last three may be undefined.
-struct BatchNormInputs {
-  at::Tensor input;
-  at::Tensor weight;
-  at::Tensor bias;
-  at::Tensor residual;
-};
-
-struct BatchNormGradsWanted {
-  bool input = false;
-  bool weight = false;
-  bool bias = false;
-  bool residual = false;
-};
-
-/// Gradients of the four inputs, undefined where not wanted, that can be differentiated again:
-/// those of the same function, written in torch's operators, which is evaluated once more.
-std::vector<at::Tensor> differentiable_batch_norm_grads(const BatchNormInputs& inputs,
-                                                        const at::Tensor& grad_output,
-                                                        const BatchNormGradsWanted& wanted,
-                                                        const SyncBatchNormCall& call);
+/// The layer in torch's operators, which autograd can differentiate any number of times: Ioffe and
+/// Szegedy 2015, with moments over all ranks. `inputs` begins with input, weight, bias and
+/// residual; the last three may be undefined.
+at::Tensor composite_batch_norm(const std::vector<at::Tensor>& inputs,
+                                const SyncBatchNormCall& call);
 
 }  // namespace torchfuse::ops

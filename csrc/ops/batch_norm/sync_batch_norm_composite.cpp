@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torchfuse/collectives.h>
 
@@ -44,11 +43,15 @@ at::Tensor by_channel(const at::Tensor& vector, const at::Tensor& input) {
   return vector.view(shape);
 }
 
-/// The layer in torch's operators: Ioffe and Szegedy 2015, with moments over all ranks. The mean is
-/// reduced before the squares are, so that these are about it.
-at::Tensor batch_norm(const BatchNormInputs& inputs, const SyncBatchNormCall& call) {
-  const auto dtype = inputs.input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor x = inputs.input.to(dtype);
+}  // namespace
+
+// The mean is reduced before the squares are, so that these are about it.
+at::Tensor composite_batch_norm(const std::vector<at::Tensor>& inputs,
+                                const SyncBatchNormCall& call) {
+  const at::Tensor &input = inputs[0], &weight = inputs[1], &bias = inputs[2];
+  const at::Tensor& residual = inputs[3];
+  const auto dtype = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor x = input.to(dtype);
   std::vector<std::int64_t> others;
   for (std::int64_t d = 0; d < x.dim(); ++d) {
     if (d != 1) others.push_back(d);
@@ -66,35 +69,11 @@ at::Tensor batch_norm(const BatchNormInputs& inputs, const SyncBatchNormCall& ca
     var = call.running_var->to(dtype);
   }
   at::Tensor y = (x - by_channel(mean, x)) * by_channel((var + call.eps).rsqrt(), x);
-  if (inputs.weight.defined()) y = y * by_channel(inputs.weight.to(dtype), x);
-  if (inputs.bias.defined()) y = y + by_channel(inputs.bias.to(dtype), x);
-  if (inputs.residual.defined()) y = y + inputs.residual.to(dtype);
+  if (weight.defined()) y = y * by_channel(weight.to(dtype), x);
+  if (bias.defined()) y = y + by_channel(bias.to(dtype), x);
+  if (residual.defined()) y = y + residual.to(dtype);
   if (call.relu) y = y.relu();
-  return y.to(inputs.input.scalar_type());
-}
-
-}  // namespace
-
-std::vector<at::Tensor> differentiable_batch_norm_grads(const BatchNormInputs& inputs,
-                                                        const at::Tensor& grad_output,
-                                                        const BatchNormGradsWanted& wanted,
-                                                        const SyncBatchNormCall& call) {
-  const std::vector<std::pair<at::Tensor, bool>> all{{inputs.input, wanted.input},
-                                                     {inputs.weight, wanted.weight},
-                                                     {inputs.bias, wanted.bias},
-                                                     {inputs.residual, wanted.residual}};
-  variable_list sources;
-  for (const auto& [tensor, is_wanted] : all) {
-    if (is_wanted) sources.push_back(tensor);
-  }
-  const variable_list grads =
-      torch::autograd::grad({batch_norm(inputs, call)}, sources, {grad_output},
-                            /*retain_graph=*/true, /*create_graph=*/true);
-  variable_list result(all.size());
-  for (std::size_t i = 0, next = 0; i < all.size(); ++i) {
-    if (all[i].second) result[i] = grads[next++];
-  }
-  return result;
+  return y.to(input.scalar_type());
 }
 
 }  // namespace torchfuse::ops

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Layer and RMS normalization with autograd.
-#include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torchfuse/layer_norm.h>
 
 #include <string>
 
+#include "ops/autograd.h"
 #include "ops/matrix.h"
+#include "ops/registration.h"
 
 namespace torchfuse {
 
@@ -29,10 +28,6 @@ struct LayerNormCall {
   bool memory_efficient = false;
   std::string caller;
 };
-
-OptionalTensor optional_of(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
 
 void check_layer_norm(const at::Tensor& input, const OptionalTensor& weight,
                       const OptionalTensor& bias, const LayerNormCall& call) {
@@ -88,39 +83,21 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
     call.memory_efficient = ctx->saved_data["memory_efficient"].toBool();
     call.caller = ctx->saved_data["caller"].toStringRef();
     const at::ScalarType input_type = ctx->saved_data["input_type"].toScalarType();
-    // Edges are counted over the tensors that were there.
-    std::size_t edge = 0;
-    std::array<bool, 3> mask{true, saved[1].defined(), saved[2].defined()};
-    for (bool& wanted : mask) wanted = wanted && ctx->needs_input_grad(edge++);
+    const at::Tensor grad_output = grads[0].to(call.dtype.value_or(input_type));
+    const auto mask = ops::wanted_grads<3>(*ctx, saved);
     if (at::GradMode::is_enabled()) {
-      return differentiable(saved, grads[0].to(call.dtype.value_or(input_type)), mask, call);
+      TORCH_CHECK(!call.memory_efficient, call.caller,
+                  ": expected memory_efficient to be false for gradients of gradients, got true. "
+                  "The input was not kept.");
+      // Those of the composite, evaluated once more.
+      return ops::differentiable_grads(composite(saved[0], saved[1], saved[2], call), saved, mask,
+                                       grad_output);
     }
     const auto [grad_input, grad_weight, grad_bias] = layer_norm_backward(
-        grads[0].to(call.dtype.value_or(input_type)), saved[0], call.normalized_dims,
-        call.rms ? std::nullopt : optional_of(saved[3]), saved[4], optional_of(saved[1]),
-        optional_of(saved[2]), call.rms, call.memory_efficient, input_type, mask);
+        grad_output, saved[0], call.normalized_dims,
+        call.rms ? std::nullopt : ops::optional_of(saved[3]), saved[4], ops::optional_of(saved[1]),
+        ops::optional_of(saved[2]), call.rms, call.memory_efficient, input_type, mask);
     return {grad_input, grad_weight, grad_bias, at::Tensor()};
-  }
-
- private:
-  /// Gradients that can be differentiated again: those of the composite, evaluated once more.
-  static variable_list differentiable(const variable_list& saved, const at::Tensor& grad_output,
-                                      const std::array<bool, 3>& mask, const LayerNormCall& call) {
-    TORCH_CHECK(!call.memory_efficient, call.caller,
-                ": expected memory_efficient to be false for gradients of gradients, got true. The "
-                "input was not kept.");
-    variable_list sources;
-    for (std::size_t i = 0; i < mask.size(); ++i) {
-      if (mask[i]) sources.push_back(saved[i]);
-    }
-    const variable_list grads = torch::autograd::grad(
-        {composite(saved[0], saved[1], saved[2], call)}, sources, {grad_output},
-        /*retain_graph=*/true, /*create_graph=*/true);
-    variable_list result(4);
-    for (std::size_t i = 0, next = 0; i < mask.size(); ++i) {
-      if (mask[i]) result[i] = grads[next++];
-    }
-    return result;
   }
 };
 
@@ -139,10 +116,8 @@ at::Tensor layer_norm(const at::Tensor& input, std::int64_t normalized_dims,
                       const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                       bool rms, std::optional<at::ScalarType> dtype, bool memory_efficient,
                       const std::string& caller) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchfuse::layer_norm", "")
-                             .typed<decltype(layer_norm_impl)>();
-  return op.call(input, normalized_dims, weight, bias, eps, rms, dtype, memory_efficient, caller);
+  return ops::call_op<layer_norm_impl>("torchfuse::layer_norm", input, normalized_dims, weight,
+                                       bias, eps, rms, dtype, memory_efficient, caller);
 }
 
 TORCH_LIBRARY_IMPL(torchfuse, CompositeImplicitAutograd, m) {
