@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -14,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <torchfuse/fused_step.h>
 #include <torchfuse/hyper_params.h>
 
 #include "kernels/common/hyper_param.h"

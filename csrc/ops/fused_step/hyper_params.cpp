@@ -4,7 +4,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
-#include <memory>
 
 #include "ops/fused_step/algorithm.h"
 

@@ -2,7 +2,6 @@
 #include "ops/fused_step/layerwise.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 
 namespace torchfuse::ops {
 
@@ -25,14 +24,6 @@ void LayerwiseWorkspace::reserve_sums(const Bucket& bucket, int num_norms) {
   while (static_cast<std::int64_t>(counting_.size()) <= rows) {
     counting_.push_back(static_cast<std::int64_t>(counting_.size()));
   }
-}
-
-std::int64_t end_of_cached_span(const Bucket& bucket, std::int64_t first) {
-  const auto count = static_cast<std::int64_t>(bucket.rows.size());
-  const std::int64_t limit = bucket.offsets[first] + kCachedElements * at::get_num_threads();
-  std::int64_t last = first + 1;
-  while (last < count && bucket.offsets[last + 1] <= limit) ++last;
-  return last;
 }
 
 }  // namespace torchfuse::ops

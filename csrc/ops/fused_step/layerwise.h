@@ -2,6 +2,7 @@
 // What layerwise optimizers need beside the common step. See Note [Layerwise optimizers].
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -38,15 +39,15 @@ class LayerwiseWorkspace {
   std::vector<std::int64_t> counting_;  ///< 0, 1, 2, ...
 };
 
-/// The rows from `first` on whose elements the threads' caches hold together: at least one.
-std::int64_t end_of_cached_span(const Bucket& bucket, std::int64_t first);
-
-/// Calls visit(first, last) for consecutive spans of the bucket's rows.
+/// Calls visit(first, last) for consecutive spans of the bucket's rows whose elements the threads'
+/// caches hold together; of at least one row.
 template <class Visit>
 void for_each_cached_span(const Bucket& bucket, const Visit& visit) {
   const auto count = static_cast<std::int64_t>(bucket.rows.size());
   for (std::int64_t first = 0; first < count;) {
-    const std::int64_t last = end_of_cached_span(bucket, first);
+    const std::int64_t limit = bucket.offsets[first] + kCachedElements * at::get_num_threads();
+    std::int64_t last = first + 1;
+    while (last < count && bucket.offsets[last + 1] <= limit) ++last;
     visit(first, last);
     first = last;
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ops/fused_step/sharding.h"
 
-#include <ATen/Functions.h>
 #include <torchfuse/collectives.h>
 
 #include "kernels/layerwise_optimizer.h"

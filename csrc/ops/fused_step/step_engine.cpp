@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "ops/check.h"
 #include "ops/multi_tensor/unscale_bucket.h"

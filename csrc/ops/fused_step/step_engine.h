@@ -171,7 +171,7 @@ class StepEngine {
   const char* caller() const;
   Argument argument(const char* list, const char* key, std::size_t index,
                     const FusedSlot& slot) const;
-  Argument grad_argument(std::size_t index) const;
+  Argument argument(const char* list, const char* key, std::size_t index) const;
   std::int32_t sharding_of(const FusedSlot& slot);
   PlannedSlot check_slot(std::size_t index, const FusedSlot& slot);
   void check_states(std::size_t index, const FusedSlot& slot, PlannedSlot& planned) const;

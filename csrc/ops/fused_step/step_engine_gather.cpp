@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <utility>
 
 #include "ops/check.h"
 #include "ops/fused_step/step_engine.h"
@@ -98,15 +97,10 @@ inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_stat
   return true;
 }
 
-Argument StepEngine::grad_argument(std::size_t index) const {
-  if (caller_.empty()) return {caller(), "grads", static_cast<std::int64_t>(index)};
-  return {caller(), "grad", positions_[index], planned_[index].row.group};
-}
-
 /// The gradient, or a copy that stands in for it in this step: another layout, or fp64 on one side.
 at::Tensor StepEngine::usable_grad(std::size_t index, bool write_back) {
   const PlannedSlot& planned = planned_[index];
-  const Argument grad_argument = this->grad_argument(index);
+  const Argument grad_argument = argument("grads", "grad", index);
   const at::Tensor grad = as_tensor((*slots_)[index].grad);
   const at::Tensor param = as_tensor((*slots_)[index].param);
   check_tensor(grad_argument, grad);
@@ -134,21 +128,13 @@ void StepEngine::check_used_states(std::size_t index) const {
   if (missing == 0) return;
   const std::string& name = algorithm_->state_names()[std::countr_zero(missing)];
   const std::string list = name + "s";
-  FusedSlot place;
-  place.position = positions_[index];
-  place.group = planned.row.group;
-  fail(argument(list.c_str(), name.c_str(), index, place),
-       "be a tensor under these hyper-parameters", "none");
+  fail(argument(list.c_str(), name.c_str(), index), "be a tensor under these hyper-parameters",
+       "none");
 }
 
 void StepEngine::check_used_ema(std::size_t index) const {
-  const PlannedSlot& planned = planned_[index];
-  if (planned.ema.exists) return;
-  FusedSlot place;
-  place.position = positions_[index];
-  place.group = planned.row.group;
-  fail(argument("ema_params", "ema_param", index, place), "be a tensor in a step with averages",
-       "none");
+  if (planned_[index].ema.exists) return;
+  fail(argument("ema_params", "ema_param", index), "be a tensor in a step with averages", "none");
 }
 
 StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
@@ -241,7 +227,7 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
     if (!as_planned) {
       const at::Tensor grad = usable_grad(index, options.writes_grads());
       planned.row.grad = memory_of(grad.unsafeGetTensorImpl());
-      key.grad = dtype_of(grad_argument(index), grad);
+      key.grad = dtype_of(argument("grads", "grad", index), grad);
     }
     target = target_of(key);
     like = as_planned ? &planned : nullptr;

@@ -105,15 +105,7 @@ void StepEngine::check_written_grads() const {
 void StepEngine::fail_overlap(Operand a, Operand b) const {
   if (a.slot > b.slot) std::swap(a, b);  // of one parameter the gradient is named first
   const std::string name = operand_name(b.slot, b.kind);
-  std::string other = operand_name(a.slot, a.kind);
-  Argument argument{caller(), name.c_str(), static_cast<std::int64_t>(b.slot)};
-  if (caller_.empty()) {
-    other += "[" + std::to_string(a.slot) + "]";
-  } else {
-    argument = {caller(), name.c_str(), positions_[b.slot], planned_[b.slot].row.group};
-    other += (other.empty() ? "params[" : " of params[") + std::to_string(positions_[a.slot]) +
-             "] of group " + std::to_string(planned_[a.slot].row.group);
-  }
+  const std::string other = operand_name(a.slot, a.kind);
   const char* remedy = "Give each parameter tensors of its own.";
   if (a.kind == kParam && b.kind == kParam) {
     remedy =
@@ -122,7 +114,8 @@ void StepEngine::fail_overlap(Operand a, Operand b) const {
   } else if (a.kind == kGrad || b.kind == kGrad) {
     remedy = "Give each parameter a gradient of its own, or set write_back_grads to False.";
   }
-  fail(argument, "have memory of its own", "memory that belongs to " + other, remedy);
+  fail(argument(name.c_str(), name.c_str(), b.slot), "have memory of its own",
+       "memory that belongs to " + name_of(argument(other.c_str(), other.c_str(), a.slot)), remedy);
 }
 
 }  // namespace torchfuse::ops

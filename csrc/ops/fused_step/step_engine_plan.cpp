@@ -63,6 +63,12 @@ Argument StepEngine::argument(const char* list, const char* key, std::size_t ind
   return {caller(), key, slot.position, slot.group};
 }
 
+/// The same for a slot of the plan.
+Argument StepEngine::argument(const char* list, const char* key, std::size_t index) const {
+  if (caller_.empty()) return {caller(), list, static_cast<std::int64_t>(index)};
+  return {caller(), key, positions_[index], planned_[index].row.group};
+}
+
 PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   const at::Tensor& param = slot.param;
   const Argument param_argument = argument("params", "", index, slot);
