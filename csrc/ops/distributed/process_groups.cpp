@@ -37,14 +37,10 @@ void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
               " The backend says: ", first_line(failure));
 }
 
-void wait_for(const c10::intrusive_ptr<c10d::Work>& work) {
-  if (work) work->wait();
-}
-
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,
                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   try {
-    wait_for(start());
+    if (const auto work = start()) work->wait();
   } catch (const std::exception& error) {
     fail_collective(group, caller, error);
   }

@@ -24,13 +24,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
 [[noreturn]] void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
                                   const std::exception& error);
 
-/// Until the current stream, or on the CPU the caller, may use the results. A backend may give no
+/// Starts a collective and waits until the current stream, or on the CPU the caller, may use the
+/// results; a failure is reported with the ranks of which there is no sign. A backend may give no
 /// Work for what was not started as asynchronous, as NCCL's does since torch 2.8: the collective is
 /// on the current stream, and there is nothing to wait for.
-void wait_for(const c10::intrusive_ptr<c10d::Work>& work);
-
-/// Starts a collective and waits for it; a failure is reported with the ranks of which there is no
-/// sign.
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,
                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
 
