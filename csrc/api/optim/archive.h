@@ -10,6 +10,7 @@
 #include <torchfuse/write_back_grads.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -23,31 +24,26 @@ c10::IValue read_value(Archive& archive, const std::string& owner, const std::st
   c10::IValue value;
   TORCH_CHECK_VALUE(archive.try_read(key, value), owner, ": expected the archive to hold ", key,
                     ", got an archive without it. Load what torch::save wrote of this class.");
-  TORCH_CHECK_VALUE(valid(value), owner, ": expected the archive's ", key, " to be ", type,
-                    ", got a value of type ", value.tagKind(), ".");
+  TORCH_CHECK_VALUE(std::invoke(valid, value), owner, ": expected the archive's ", key, " to be ",
+                    type, ", got a value of type ", value.tagKind(), ".");
   return value;
 }
 
 template <class Archive>
 void read_into(Archive& archive, const std::string& owner, const std::string& key, double& number) {
-  number = read_value(archive, owner, key, "a floating-point number", [](const c10::IValue& value) {
-             return value.isDouble();
-           }).toDouble();
+  number =
+      read_value(archive, owner, key, "a floating-point number", &c10::IValue::isDouble).toDouble();
 }
 
 template <class Archive>
 void read_into(Archive& archive, const std::string& owner, const std::string& key,
                std::int64_t& number) {
-  number = read_value(archive, owner, key, "an integer", [](const c10::IValue& value) {
-             return value.isInt();
-           }).toInt();
+  number = read_value(archive, owner, key, "an integer", &c10::IValue::isInt).toInt();
 }
 
 template <class Archive>
 void read_into(Archive& archive, const std::string& owner, const std::string& key, bool& flag) {
-  flag = read_value(archive, owner, key, "a bool", [](const c10::IValue& value) {
-           return value.isBool();
-         }).toBool();
+  flag = read_value(archive, owner, key, "a bool", &c10::IValue::isBool).toBool();
 }
 
 template <class Archive>
@@ -143,16 +139,13 @@ inline c10::IValue to_archive(const WriteBackGrads& choice) {
 
 template <class Archive>
 std::string read_string(Archive& archive, const std::string& owner, const std::string& key) {
-  return read_value(archive, owner, key, "a string",
-                    [](const c10::IValue& value) { return value.isString(); })
-      .toStringRef();
+  return read_value(archive, owner, key, "a string", &c10::IValue::isString).toStringRef();
 }
 
 /// Opens the archive nested under `key`.
 inline void read_nested(torch::serialize::InputArchive& archive, const std::string& owner,
                         const std::string& key, torch::serialize::InputArchive& nested) {
-  read_value(archive, owner, key, "a nested archive",
-             [](const c10::IValue& value) { return value.isModule(); });
+  read_value(archive, owner, key, "a nested archive", &c10::IValue::isModule);
   archive.read(key, nested);
 }
 

@@ -207,16 +207,8 @@ void FusedOptimizerOf<Options, State>::replace_state(Groups& loaded) {
   }
   state_ = std::move(states);
   if (!loaded.empty()) {
-    const Options& wide = loaded.front().options;
-    static_cast<Options&>(defaults())
-        .max_grad_norm(wide.max_grad_norm())
-        .skip_norm_above(wide.skip_norm_above())
-        .write_back_grads(wide.write_back_grads())
-        .skip_non_finite(wide.skip_non_finite())
-        .seed(wide.seed())
-        .ema_decay(wide.ema_decay())
-        .ema_warmup(wide.ema_warmup())
-        .ema_start_step(wide.ema_start_step());
+    visit_wide_options(static_cast<Options&>(defaults()), loaded.front().options,
+                       [](const char*, auto& own, const auto& wide) { own = wide; });
   }
   invalidate_plan();
 }

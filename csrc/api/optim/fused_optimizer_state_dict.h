@@ -14,8 +14,7 @@ StateDict dict_of_options(const Options& options) {
   const auto write = [&](const char* key, const auto& value) {
     dict.insert_or_assign(std::string(key), to_archive(value));
   };
-  visit_options(options, write);
-  visit_storage_options(options, write);
+  visit_all_options(options, write);
   return dict;
 }
 
@@ -133,8 +132,8 @@ std::function<void()> FusedOptimizerOf<Options, State>::prepare_state_dict(
   StateArchive source(state_dict);
   StateArchive states;
   read_nested(source, name(), "state", states);
-  const auto is_list = [](const c10::IValue& value) { return value.isList(); };
-  const auto groups = read_value(source, name(), "param_groups", "a list", is_list).toList();
+  const auto groups =
+      read_value(source, name(), "param_groups", "a list", &c10::IValue::isList).toList();
   StateArchive archive;
   archive.write("format", archive_format<Options>());
   archive.write("group_count", static_cast<std::int64_t>(groups.size()));

@@ -3,9 +3,11 @@
 // then instantiates FusedOptimizerOf.
 #pragma once
 
+#include <array>
+#include <charconv>
+
 #include "api/optim/fused_optimizer_archive.h"
 #include "api/optim/fused_optimizer_state_dict.h"
-#include "api/optim/options_text.h"
 #include "api/optim/options_traits.h"
 
 namespace torchfuse::optim {
@@ -69,6 +71,25 @@ std::vector<HyperParam> FusedOptimizerOf<Options, State>::hyper_params(
   return hyper_params_from(static_cast<const Options&>(options));
 }
 
+/// A value as archives hold it, for messages and comparisons between processes. Different numbers
+/// have different texts.
+inline std::string text_of(const c10::IValue& value) {
+  if (value.isNone()) return "none";
+  if (value.isBool()) return value.toBool() ? "true" : "false";
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isString()) return value.toStringRef();
+  if (value.isTuple()) {
+    std::string text;
+    for (const c10::IValue& element : value.toTupleRef().elements()) {
+      text += (text.empty() ? "(" : ", ") + text_of(element);
+    }
+    return text + ")";
+  }
+  std::array<char, 32> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value.toDouble());
+  return {digits.data(), end.ptr};
+}
+
 template <class Options, class State>
 std::string FusedOptimizerOf<Options, State>::describe(
     const torch::optim::OptimizerOptions& options) const {
@@ -76,8 +97,7 @@ std::string FusedOptimizerOf<Options, State>::describe(
   const auto add = [&text](const char* key, const auto& value) {
     text += (text.empty() ? "" : ", ") + std::string(key) + "=" + text_of(to_archive(value));
   };
-  visit_options(static_cast<const Options&>(options), add);
-  visit_storage_options(static_cast<const Options&>(options), add);
+  visit_all_options(static_cast<const Options&>(options), add);
   return text;
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 #include <torchfuse/optim/fused_optimizer.h>
@@ -12,14 +11,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "api/optim/archive.h"
 #include "api/optim/hyper_params.h"
@@ -92,23 +88,28 @@ inline void check_norm(const char* name, const std::string& owner, const char* o
                     " to be >= 0 or none, got ", *value, ".");
 }
 
+/// visit(key, value, other's) for the options that are optimizer-wide.
+template <class Options, class Other, class Visit>
+void visit_wide_options(Options& options, Other& other, const Visit& visit) {
+  visit("max_grad_norm", options.max_grad_norm(), other.max_grad_norm());
+  visit("skip_norm_above", options.skip_norm_above(), other.skip_norm_above());
+  visit("write_back_grads", options.write_back_grads(), other.write_back_grads());
+  visit("skip_non_finite", options.skip_non_finite(), other.skip_non_finite());
+  visit("seed", options.seed(), other.seed());
+  visit("ema_decay", options.ema_decay(), other.ema_decay());
+  visit("ema_warmup", options.ema_warmup(), other.ema_warmup());
+  visit("ema_start_step", options.ema_start_step(), other.ema_start_step());
+}
+
 /// Throws, naming the group, if an optimizer-wide option differs from `wide`.
 template <class Options>
 void check_wide_options(const Options& options, const Options& wide, std::size_t group) {
-  const auto check = [group](bool same, const char* option) {
-    TORCH_CHECK_VALUE(same, OptionsTraits<Options>::kName, ": expected param_groups[", group, "].",
-                      option,
+  visit_wide_options(options, wide, [group](const char* key, const auto& own, const auto& others) {
+    TORCH_CHECK_VALUE(own == others, OptionsTraits<Options>::kName, ": expected param_groups[",
+                      group, "].", key,
                       " to equal the optimizer's own, got another value. It holds for all groups: "
                       "set it in the defaults and in every group that has options of its own.");
-  };
-  check(options.max_grad_norm() == wide.max_grad_norm(), "max_grad_norm");
-  check(options.skip_norm_above() == wide.skip_norm_above(), "skip_norm_above");
-  check(options.write_back_grads() == wide.write_back_grads(), "write_back_grads");
-  check(options.skip_non_finite() == wide.skip_non_finite(), "skip_non_finite");
-  check(options.seed() == wide.seed(), "seed");
-  check(options.ema_decay() == wide.ema_decay(), "ema_decay");
-  check(options.ema_warmup() == wide.ema_warmup(), "ema_warmup");
-  check(options.ema_start_step() == wide.ema_start_step(), "ema_start_step");
+  });
 }
 
 /// Whether parameters with these options have the state `index`.
@@ -149,6 +150,13 @@ void visit_options(Options& options, const Visit& visit) {
   visit("skip_non_finite", options.skip_non_finite());
 }
 
+/// visit(key, value) for all options.
+template <class Options, class Visit>
+void visit_all_options(Options& options, const Visit& visit) {
+  visit_options(options, visit);
+  visit_storage_options(options, visit);
+}
+
 template <class Archive, class Options>
 void read_options(Archive& archive, Options& options) {
   const std::string owner = std::string(OptionsTraits<Options>::kName) + "Options";
@@ -159,15 +167,6 @@ void read_options(Archive& archive, Options& options) {
     if (holds(archive, key)) read_into(archive, owner, key, value);
   });
   options = loaded;
-}
-
-template <class Options>
-void write_options(torch::serialize::OutputArchive& archive, const Options& options) {
-  const auto write = [&](const char* key, const auto& value) {
-    archive.write(key, to_archive(value));
-  };
-  visit_options(options, write);
-  visit_storage_options(options, write);
 }
 
 /// visit(key, tensor) for everything that a parameter's state holds.
@@ -194,16 +193,6 @@ void read_tensors(Archive& archive, State& state) {
     tensor = value.toTensor();
   });
   state = std::move(loaded);
-}
-
-template <class Options, class State>
-void write_tensors(torch::serialize::OutputArchive& archive, const State& state) {
-  const torch::Tensor* const step = &state.step();
-  visit_tensors<Options>(state, [&](const char* key, const torch::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    // A view is written with the whole buffer behind it, so the count gets a storage of its own.
-    archive.write(key, c10::IValue(&tensor == step ? tensor.clone() : tensor.detach()));
-  });
 }
 
 // --- Comparisons ---------------------------------------------------------------------------------
@@ -253,14 +242,15 @@ void FusedOptionsOf<Self>::serialize(torch::serialize::InputArchive& archive) {
 
 template <class Self>
 void FusedOptionsOf<Self>::serialize(torch::serialize::OutputArchive& archive) const {
-  write_options(archive, static_cast<const Self&>(*this));
+  visit_all_options(static_cast<const Self&>(*this), [&](const char* key, const auto& value) {
+    archive.write(key, to_archive(value));
+  });
 }
 
 template <class Self>
 bool FusedOptionsOf<Self>::equals(const Self& other) const {
   const auto fields = [](const Self& options, const auto& visit) {
-    visit_options(options, visit);
-    visit_storage_options(options, visit);
+    visit_all_options(options, visit);
   };
   return have_same_fields(fields, static_cast<const Self&>(*this), other,
                           [](const auto& mine, const auto& theirs) { return mine == theirs; });
@@ -285,7 +275,12 @@ void FusedParamStateOf<Self, Options>::serialize(torch::serialize::InputArchive&
 
 template <class Self, class Options>
 void FusedParamStateOf<Self, Options>::serialize(torch::serialize::OutputArchive& archive) const {
-  write_tensors<Options>(archive, static_cast<const Self&>(*this));
+  const torch::Tensor* const step = &this->step();
+  visit_tensors<Options>(static_cast<const Self&>(*this), [&](const char* key, const auto& tensor) {
+    if (!tensor.defined()) return;
+    // A view is written with the whole buffer behind it, so the count gets a storage of its own.
+    archive.write(key, c10::IValue(&tensor == step ? tensor.clone() : tensor.detach()));
+  });
 }
 
 template <class Self, class Options>

@@ -46,8 +46,8 @@ class StateArchive {
 
 inline void read_nested(StateArchive& archive, const std::string& owner, const std::string& key,
                         StateArchive& nested) {
-  const auto is_dict = [](const c10::IValue& value) { return value.isGenericDict(); };
-  nested = StateArchive(read_value(archive, owner, key, "a dict", is_dict).toGenericDict());
+  nested = StateArchive(
+      read_value(archive, owner, key, "a dict", &c10::IValue::isGenericDict).toGenericDict());
 }
 
 /// An option of Python's state dict as archives hold it: of the type of its default, where an int
