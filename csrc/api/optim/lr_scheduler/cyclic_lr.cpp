@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <torchfuse/optim/lr_scheduler/cyclic_lr.h>
 
-#include <c10/util/Exception.h>
-
 #include <cmath>
 
 #include "api/optim/lr_scheduler/momentum.h"
@@ -11,18 +9,8 @@
 namespace torchfuse::optim {
 namespace {
 
-const std::vector<std::string>& cycle_modes() {
-  static const std::vector<std::string> names{"triangular", "triangular2", "exp_range"};
-  return names;
-}
-
-const std::vector<std::string>& scale_modes() {
-  static const std::vector<std::string> names{"cycle", "iterations"};
-  return names;
-}
-
-bool is_positive(double value) { return std::isfinite(value) && value > 0.0; }
-
+std::vector<std::string> cycle_modes() { return {"triangular", "triangular2", "exp_range"}; }
+std::vector<std::string> scale_modes() { return {"cycle", "iterations"}; }
 }  // namespace
 
 CyclicLR::CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& options)
@@ -47,9 +35,9 @@ CyclicLR::CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& op
   if (cycle_momentum_) {
     use_beta1_ = uses_beta1(optimizer, name());
     base_momentums_ =
-        per_group("base_momentum", options.base_momentum(), kMomentumRange, &is_momentum);
+        per_group("base_momentum", options.base_momentum(), kBelowOneRange, &is_below_one);
     max_momentums_ =
-        per_group("max_momentum", options.max_momentum(), kMomentumRange, &is_momentum);
+        per_group("max_momentum", options.max_momentum(), kBelowOneRange, &is_below_one);
   }
   // Epoch 0 has the base rates that the optimizer's schedulers share, as in Python.
   all_or_nothing([&] {

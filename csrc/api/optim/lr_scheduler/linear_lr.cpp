@@ -11,7 +11,7 @@ namespace torchfuse::optim {
 ConstantLR::ConstantLR(torch::optim::Optimizer& optimizer, double factor, std::int64_t total_iters,
                        std::int64_t last_epoch)
     : LRScheduler("ConstantLR", optimizer, last_epoch), factor_(factor), total_iters_(total_iters) {
-  check_positive_fraction(name(), "factor", factor);
+  check_number(name(), "factor", factor, kPositiveFractionRange, &is_positive_fraction);
   check_count(name(), "total_iters", total_iters);
   initial_step();
 }
@@ -40,8 +40,8 @@ LinearLR::LinearLR(torch::optim::Optimizer& optimizer, double start_factor, doub
       start_factor_(start_factor),
       end_factor_(end_factor),
       total_iters_(total_iters) {
-  check_positive_fraction(name(), "start_factor", start_factor);
-  check_fraction(name(), "end_factor", end_factor);
+  check_number(name(), "start_factor", start_factor, kPositiveFractionRange, &is_positive_fraction);
+  check_number(name(), "end_factor", end_factor, kFractionRange, &is_fraction);
   check_count(name(), "total_iters", total_iters);
   initial_step();
 }

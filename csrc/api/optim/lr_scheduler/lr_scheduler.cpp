@@ -3,13 +3,13 @@
 #include <torchfuse/optim/lr_scheduler.h>
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <torchfuse/optim/fused_optimizer.h>
 
 #include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 
 #include "api/optim/lr_scheduler/momentum.h"
 #include "api/optim/lr_scheduler/rates.h"
@@ -90,13 +90,8 @@ void LRScheduler::check_groups() const {
 void LRScheduler::initial_step() {
   step_count_ = 0;
   is_initial_ = true;
-  try {
-    step();
-  } catch (...) {
-    is_initial_ = false;
-    throw;
-  }
-  is_initial_ = false;
+  const auto end = c10::make_scope_exit([this] { is_initial_ = false; });
+  step();
 }
 
 void LRScheduler::step() {

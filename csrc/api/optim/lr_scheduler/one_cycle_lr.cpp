@@ -12,11 +12,7 @@
 namespace torchfuse::optim {
 namespace {
 
-const std::vector<std::string>& anneal_strategies() {
-  static const std::vector<std::string> names{"cos", "linear"};
-  return names;
-}
-
+std::vector<std::string> anneal_strategies() { return {"cos", "linear"}; }
 std::int64_t count_steps(const OneCycleLROptions& options) {
   constexpr const char* kOwner = "OneCycleLR";
   if (options.total_steps()) {
@@ -30,11 +26,6 @@ std::int64_t count_steps(const OneCycleLROptions& options) {
   return *options.epochs() * *options.steps_per_epoch();
 }
 
-void check_divisor(const char* option, double value) {
-  TORCH_CHECK_VALUE(std::isfinite(value) && value > 0.0, "OneCycleLR: expected ", option,
-                    " to be finite and greater than 0, got ", value, ".");
-}
-
 }  // namespace
 
 OneCycleLR::OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options)
@@ -42,18 +33,19 @@ OneCycleLR::OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptio
       total_steps_(count_steps(options)),
       anneal_strategy_(options.anneal_strategy()),
       cycle_momentum_(options.cycle_momentum()) {
-  check_fraction(name(), "pct_start", options.pct_start());
+  check_number(name(), "pct_start", options.pct_start(), kFractionRange, &is_fraction);
   make_phases(options.pct_start(), options.three_phase());
   check_choice(name(), "anneal_strategy", anneal_strategy_, anneal_strategies());
   max_lrs_ = per_group("max_lr", options.max_lr(), kRateRange, &is_rate);
-  check_divisor("div_factor", options.div_factor());
-  check_divisor("final_div_factor", options.final_div_factor());
+  constexpr const char* kDivisorRange = "finite and greater than 0";
+  check_number(name(), "div_factor", options.div_factor(), kDivisorRange, &is_positive);
+  check_number(name(), "final_div_factor", options.final_div_factor(), kDivisorRange, &is_positive);
   if (cycle_momentum_) {
     use_beta1_ = uses_beta1(optimizer, name());
     base_momentums_ =
-        per_group("base_momentum", options.base_momentum(), kMomentumRange, &is_momentum);
+        per_group("base_momentum", options.base_momentum(), kBelowOneRange, &is_below_one);
     max_momentums_ =
-        per_group("max_momentum", options.max_momentum(), kMomentumRange, &is_momentum);
+        per_group("max_momentum", options.max_momentum(), kBelowOneRange, &is_below_one);
   }
   base_lrs_ = each(max_lrs_, [&](double rate) { return rate / options.div_factor(); });
   min_lrs_ = each(base_lrs_, [&](double rate) { return rate / options.final_div_factor(); });

@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,34 +30,30 @@ inline double without_rounding_below_zero(double rate, double scale) {
   return rate < 0.0 && rate >= -kRounding * scale ? 0.0 : rate;
 }
 
-inline void check_rate(const char* owner, const char* option, double value) {
-  TORCH_CHECK_VALUE(is_rate(value), owner, ": expected ", option, " to be ", kRateRange, ", got ",
-                    value, ".");
-}
+inline bool is_fraction(double value) { return value >= 0.0 && value <= 1.0; }
+inline bool is_positive_fraction(double value) { return value > 0.0 && value <= 1.0; }
+inline bool is_below_one(double value) { return value >= 0.0 && value < 1.0; }
+inline bool is_positive(double value) { return std::isfinite(value) && value > 0.0; }
+inline constexpr const char* kFractionRange = "from 0 to 1";
+inline constexpr const char* kPositiveFractionRange = "greater than 0 and at most 1";
+inline constexpr const char* kBelowOneRange = "at least 0 and less than 1";
 
-inline void check_count(const char* owner, const char* option, std::int64_t value) {
-  TORCH_CHECK_VALUE(value >= 1, owner, ": expected ", option, " to be at least 1, got ", value,
+/// Throws unless `valid` holds, which `range` says in words.
+inline void check_number(const char* owner, const char* option, double value, const char* range,
+                         bool (*valid)(double)) {
+  TORCH_CHECK_VALUE(valid(value), owner, ": expected ", option, " to be ", range, ", got ", value,
                     ".");
 }
 
-inline bool is_fraction(double value) { return value >= 0.0 && value <= 1.0; }
-inline bool is_positive_fraction(double value) { return value > 0.0 && value <= 1.0; }
+inline void check_rate(const char* owner, const char* option, double value) {
+  check_number(owner, option, value, kRateRange, &is_rate);
+}
 
-inline constexpr const char* kFractionRange = "from 0 to 1";
-inline constexpr const char* kPositiveFractionRange = "greater than 0 and at most 1";
-
-inline void check_fraction(const char* owner, const char* option, double value) {
-  TORCH_CHECK_VALUE(is_fraction(value), owner, ": expected ", option, " to be ", kFractionRange,
+inline void check_count(const char* owner, const char* option, std::int64_t value,
+                        std::int64_t at_least = 1) {
+  TORCH_CHECK_VALUE(value >= at_least, owner, ": expected ", option, " to be at least ", at_least,
                     ", got ", value, ".");
 }
-
-inline void check_positive_fraction(const char* owner, const char* option, double value) {
-  TORCH_CHECK_VALUE(is_positive_fraction(value), owner, ": expected ", option, " to be ",
-                    kPositiveFractionRange, ", got ", value, ".");
-}
-
-inline bool is_momentum(double value) { return value >= 0.0 && value < 1.0; }
-inline constexpr const char* kMomentumRange = "at least 0 and less than 1";
 
 inline void check_choice(const char* owner, const char* option, const std::string& value,
                          const std::vector<std::string>& choices) {

@@ -15,25 +15,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const std::vector<std::string>& plateau_modes() {
-  static const std::vector<std::string> names{"min", "max"};
-  return names;
-}
-
-const std::vector<std::string>& threshold_modes() {
-  static const std::vector<std::string> names{"rel", "abs"};
-  return names;
-}
-
-bool is_reduction(double value) { return value >= 0.0 && value < 1.0; }
-constexpr const char* kReductionRange = "at least 0 and less than 1";
-
+std::vector<std::string> plateau_modes() { return {"min", "max"}; }
+std::vector<std::string> threshold_modes() { return {"rel", "abs"}; }
 bool is_number(double value) { return !std::isnan(value); }
-
-void check_at_least_0(const char* option, std::int64_t value) {
-  TORCH_CHECK_VALUE(value >= 0, "ReduceLROnPlateau: expected ", option, " to be at least 0, got ",
-                    value, ".");
-}
 
 }  // namespace
 
@@ -48,12 +32,11 @@ ReduceLROnPlateau::ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
       threshold_(options.threshold()),
       threshold_mode_(options.threshold_mode()),
       best_(options.mode() == "min" ? kInfinity : -kInfinity) {
-  TORCH_CHECK_VALUE(is_reduction(factor_), name(), ": expected factor to be ", kReductionRange,
-                    ", got ", factor_, ".");
+  check_number(name(), "factor", factor_, kBelowOneRange, &is_below_one);
   min_lrs_ = per_group("min_lr", options.min_lr(), kRateRange, &is_rate);
   if (const auto* min_lr = std::get_if<double>(&options.min_lr())) default_min_lr_ = *min_lr;
-  check_at_least_0("patience", patience_);
-  check_at_least_0("cooldown", cooldown_);
+  check_count(name(), "patience", patience_, 0);
+  check_count(name(), "cooldown", cooldown_, 0);
   check_rate(name(), "eps", eps_);
   check_rate(name(), "threshold", threshold_);
   check_choice(name(), "mode", mode_, plateau_modes());
@@ -105,7 +88,7 @@ bool ReduceLROnPlateau::is_better(double metric) const {
 }
 
 void ReduceLROnPlateau::visit_state(LRSchedulerFields& fields) {
-  fields.number("factor", factor_, kReductionRange, &is_reduction);
+  fields.number("factor", factor_, kBelowOneRange, &is_below_one);
   fields.constant("default_min_lr",
                   default_min_lr_ ? c10::IValue(*default_min_lr_) : c10::IValue());
   fields.numbers("min_lrs", min_lrs_);

@@ -1,16 +1,64 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Schedulers of schedulers.
 #include <torchfuse/optim/lr_scheduler/sequential_lr.h>
 
 #include <c10/util/Exception.h>
+#include <torchfuse/optim/lr_scheduler/chained_scheduler.h>
+#include <torchfuse/optim/lr_scheduler/reduce_lr_on_plateau.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 
-#include "api/optim/lr_scheduler/inner_schedulers.h"
 #include "api/optim/lr_scheduler/state_values.h"
 
 namespace torchfuse::optim {
+
+namespace {
+
+/// Throws, naming `owner` and the place, unless there are schedulers, all of `optimizer` (null: of
+/// the first one's), and none that steps by a metric. Returns the optimizer.
+torch::optim::Optimizer& check_inner(const char* owner,
+                                     const std::vector<std::shared_ptr<LRScheduler>>& schedulers,
+                                     torch::optim::Optimizer* optimizer = nullptr) {
+  TORCH_CHECK_VALUE(!schedulers.empty(), owner, ": expected at least one scheduler, got none.");
+  for (std::size_t i = 0; i < schedulers.size(); ++i) {
+    const LRScheduler* scheduler = schedulers[i].get();
+    TORCH_CHECK_VALUE(scheduler != nullptr, owner, ": expected schedulers[", i,
+                      "] to be a scheduler, got a null pointer.");
+    TORCH_CHECK_VALUE(dynamic_cast<const ReduceLROnPlateau*>(scheduler) == nullptr, owner,
+                      ": expected schedulers[", i,
+                      "] to step without a metric, got a ReduceLROnPlateau. Step that by itself.");
+    if (optimizer == nullptr) optimizer = &scheduler->optimizer();
+    TORCH_CHECK_VALUE(&scheduler->optimizer() == optimizer, owner, ": expected schedulers[", i,
+                      "] to belong to the same optimizer, got a ", scheduler->name(),
+                      " of another one.");
+  }
+  return *optimizer;
+}
+
+}  // namespace
+
+// --- ChainedScheduler ----------------------------------------------------------------------------
+
+ChainedScheduler::ChainedScheduler(std::vector<std::shared_ptr<LRScheduler>> schedulers)
+    : LRScheduler("ChainedScheduler", check_inner("ChainedScheduler", schedulers)),
+      schedulers_(std::move(schedulers)) {}
+
+void ChainedScheduler::step() {
+  check_groups();
+  all_or_nothing([&] {
+    for (const auto& scheduler : schedulers_) scheduler->step();
+  });
+  last_lr_ = current_lrs();
+}
+
+void ChainedScheduler::visit_state(LRSchedulerFields& fields) {
+  fields.numbers("_last_lr", last_lr_);
+  fields.schedulers("_schedulers", schedulers_);
+}
+
+// --- SequentialLR --------------------------------------------------------------------------------
 
 SequentialLR::SequentialLR(torch::optim::Optimizer& optimizer,
                            std::vector<std::shared_ptr<LRScheduler>> schedulers,
