@@ -18,15 +18,6 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Save = std::function<void(OutputArchive&)>;
 
-/// Archives are filled by one class and read by another, so the values pass through memory.
-std::shared_ptr<InputArchive> reopened(OutputArchive& written) {
-  std::stringstream stream;
-  written.save_to(stream);
-  auto archive = std::make_shared<InputArchive>();
-  archive->load_from(stream);
-  return archive;
-}
-
 /// A value as archives hold it: their lists are of one type, which a plain list does not name.
 c10::IValue typed(const c10::IValue& value, const std::string& where) {
   if (value.isTuple()) {
@@ -96,10 +87,15 @@ void write_dict(OutputArchive& archive, const Dict& dict) {
   }
 }
 
+/// Archives are filled by one class and read by another, so the values pass through memory.
 std::shared_ptr<InputArchive> archive_of(const Save& save) {
   OutputArchive written;
   save(written);
-  return reopened(written);
+  std::stringstream stream;
+  written.save_to(stream);
+  auto archive = std::make_shared<InputArchive>();
+  archive->load_from(stream);
+  return archive;
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include "api/checkpoint/container.h"
-#include "api/checkpoint/contents.h"
 #include "api/checkpoint/parts.h"
 #include "api/checkpoint/ranks.h"
 #include "api/message_of.h"
@@ -24,6 +23,7 @@ using checkpoint::Dict;
 using checkpoint::List;
 using checkpoint::Ranks;
 
+constexpr std::int64_t kFormat = 1;
 constexpr const char* kSave = "save_checkpoint";
 constexpr const char* kLoad = "load_checkpoint";
 constexpr std::size_t kCudaStateBytes = 16;  ///< seed and offset
@@ -69,6 +69,34 @@ std::function<void()> prepare_rng(const c10::IValue& saved, const Ranks& ranks) 
   return checkpoint::prepare_generators(states.get(static_cast<std::size_t>(ranks.rank())));
 }
 
+/// The dictionary `value`, after checking that save_checkpoint() wrote it.
+/// @param where "load_checkpoint: expected <file>", for error messages.
+Dict checked_contents(const c10::IValue& value, const std::string& where) {
+  const Dict contents = checkpoint::as_dict(value, where + " to hold a checkpoint");
+  TORCH_CHECK_VALUE(contents.contains("torchfuse"), where,
+                    " to be a file of save_checkpoint, got one that holds ",
+                    checkpoint::listed(contents), ".");
+  const Dict torchfuse =
+      checkpoint::as_dict(contents.at("torchfuse"), where + " to hold 'torchfuse'");
+  const c10::IValue format = checkpoint::entry(torchfuse, "format", where + "['torchfuse']");
+  TORCH_CHECK_VALUE(format.isInt() && format.toInt() == kFormat, where, " to be of format ",
+                    kFormat, ", got ",
+                    format.isInt() ? std::to_string(format.toInt()) : checkpoint::type_name(format),
+                    ". Read it with the version that wrote it.");
+  return contents;
+}
+
+/// The class that checked contents name for a part, if any.
+std::optional<std::string> class_of(const Dict& contents, const std::string& part) {
+  const Dict torchfuse = contents.at("torchfuse").toGenericDict();
+  const auto classes = torchfuse.find("classes");
+  if (classes == torchfuse.end() || !classes->value().isGenericDict()) return std::nullopt;
+  const Dict names = classes->value().toGenericDict();
+  const auto found = names.find(part);
+  if (found == names.end() || !found->value().isString()) return std::nullopt;
+  return found->value().toStringRef();
+}
+
 /// Calls `save`; an error of a value that cannot be saved names the part.
 template <class Save>
 c10::IValue saved_part(const std::string& name, const Save& save) {
@@ -109,7 +137,7 @@ Dict Checkpoint::contents(const Saved& saved) const {
   Dict classes = checkpoint::make_dict();
   for (const auto& [name, known] : classes_) classes.insert_or_assign(name, known);
   Dict torchfuse = checkpoint::make_dict();
-  torchfuse.insert_or_assign("format", checkpoint::kFormat);
+  torchfuse.insert_or_assign("format", kFormat);
   torchfuse.insert_or_assign("version", TORCHFUSE_VERSION);
   torchfuse.insert_or_assign("classes", classes);
   contents.insert_or_assign("values", values);
@@ -150,11 +178,11 @@ CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& desc
     description.check_schedulers(kLoad);
     const checkpoint::Container file = checkpoint::read_container(path, kLoad);
     sum = file.sum;
-    const Dict contents = checkpoint::checked_contents(file.value, where);
+    const Dict contents = checked_contents(file.value, where);
     for (const auto& [name, part] : description.parts_) {
       const c10::IValue saved = checkpoint::entry(contents, name, where);
       const auto known = description.classes_.find(name);
-      const auto written = checkpoint::class_of(contents, name);
+      const auto written = class_of(contents, name);
       TORCH_CHECK_VALUE(
           known == description.classes_.end() || !written || *written == known->second, where,
           " to hold the state of ", known->second, " as '", name, "', got that of ", *written, ".");

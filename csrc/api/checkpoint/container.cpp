@@ -17,13 +17,14 @@
 #include "api/checkpoint/pickle_reader.h"
 #include "api/checkpoint/pickle_writer.h"
 #include "api/checkpoint/record_sums.h"
-#include "api/message_of.h"
 
 namespace torchfuse::checkpoint {
 
 namespace {
 
 using caffe2::serialize::PyTorchStreamWriter;
+
+constexpr const char* kDamaged = "a whole file, got a damaged one";
 
 void write_records(AtomicFile& file, const Pickle& pickle) {
   PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
@@ -39,28 +40,6 @@ void write_records(AtomicFile& file, const Pickle& pickle) {
     file.check();
   }
   writer.writeEndOfFile();
-}
-
-/// Without the period of a sentence.
-std::string first_line(const std::string& text) {
-  const std::string line = text.substr(0, text.find('\n'));
-  return line.ends_with('.') ? line.substr(0, line.size() - 1) : line;
-}
-
-/// Calls `action`; what torch's reader throws says that the file is damaged, unless the file could
-/// not be read or memory ran out.
-template <class Action>
-auto whole(const std::string& where, const InputFile& file, const Action& action) {
-  try {
-    return action();
-  } catch (const c10::ValueError&) {
-    throw;
-  } catch (const std::exception& reason) {
-    file.check();
-    if (is_out_of_memory(reason)) throw;
-    C10_THROW_ERROR(ValueError, where + " to be a whole file, got a damaged one: " +
-                                    first_line(message_of(reason)) + ".");
-  }
 }
 
 /// The records of a file in torch's format: a pickle, and the bytes of tensors.
@@ -86,7 +65,7 @@ class Records {
 
 Records::Records(const std::string& path, const std::string& caller)
     : where_(caller + ": expected " + path), file_(std::make_shared<InputFile>(caller, path)) {
-  try {
+  const auto open = [&] {
     reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(file_);
     TORCH_CHECK(reader_->hasRecord("data.pkl"), "it holds no data.pkl");
     TORCH_CHECK(!reader_->hasRecord("constants.pkl"),
@@ -96,15 +75,10 @@ Records::Records(const std::string& path, const std::string& caller)
     pickle_ = text_record("data.pkl");
     list_ = list_of_entries(*file_);
     sums_ = listed_sums(list_);
-  } catch (const std::exception& reason) {
-    file_->check();
-    if (is_out_of_memory(reason)) throw;
-    TORCH_CHECK_VALUE(
-        false, where_,
-        " to be a whole file of torch.save or save_checkpoint, got a truncated one or "
-        "one of another kind: ",
-        first_line(message_of(reason)), ". Load another checkpoint.");
-  }
+  };
+  file_->whole(
+      "a whole file of torch.save or save_checkpoint, got a truncated one or one of another kind",
+      open, " Load another checkpoint.");
 }
 
 std::string Records::text_record(const std::string& name) const {
@@ -122,27 +96,20 @@ void Records::compare(const std::string& record, const void* data, std::size_t s
 }
 
 Container Records::contents() const {
-  std::unordered_map<std::string, at::Tensor> storages;
-  const auto once = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
-    const auto known = storages.find(key);
-    if (known == storages.end()) {
-      return storages.emplace(key, storage(key, dtype, numel)).first->second;
-    }
-    TORCH_CHECK_VALUE(known->second.scalar_type() == dtype && known->second.numel() == numel,
-                      where_, " to hold storage ", key, " of one dtype, got two.");
-    return known->second;
-  };
-  return whole(where_, *file_, [&]() -> Container {
+  return file_->whole(kDamaged, [&]() -> Container {
     compare("data.pkl", pickle_.data(), pickle_.size());
     const std::uint64_t sum = crc32(pickle_.data(), pickle_.size());
-    return {from_pickle(pickle_, once, where_), sum << 32 | crc32(list_.data(), list_.size())};
+    const auto read = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
+      return storage(key, dtype, numel);
+    };
+    return {from_pickle(pickle_, read, where_), sum << 32 | crc32(list_.data(), list_.size())};
   });
 }
 
 at::Tensor Records::storage(const std::string& key, at::ScalarType dtype,
                             std::int64_t numel) const {
   const std::string record = "data/" + key;
-  return whole(where_, *file_, [&] {
+  return file_->whole(kDamaged, [&] {
     TORCH_CHECK_VALUE(reader_->hasRecord(record), where_, " to hold ", record, ", got none.");
     const std::size_t size = reader_->getRecordSize(record);
     TORCH_CHECK_VALUE(numel >= 0 && size % c10::elementSize(dtype) == 0 &&

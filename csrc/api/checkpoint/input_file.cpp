@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/checkpoint/input_file.h"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +8,8 @@
 #include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include "api/message_of.h"
 
 namespace torchfuse::checkpoint {
 
@@ -54,6 +55,17 @@ std::size_t InputFile::read(std::uint64_t place, void* target, std::size_t count
 void InputFile::check() const {
   TORCH_CHECK(error_ == 0, caller_, ": could not read ", path_, ": ",
               std::generic_category().message(error_), ".");
+}
+
+void InputFile::refuse(const char* expected, const std::exception& reason,
+                       const char* remedy) const {
+  check();
+  if (is_out_of_memory(reason)) throw;
+  const std::string message = message_of(reason);
+  std::string line = message.substr(0, message.find('\n'));
+  if (line.ends_with('.')) line.pop_back();
+  TORCH_CHECK_VALUE(false, caller_, ": expected ", path_, " to be ", expected, ": ", line, ".",
+                    remedy);
 }
 
 }  // namespace torchfuse::checkpoint

@@ -2,10 +2,12 @@
 // A file that is read by places.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string>
 
 namespace torchfuse::checkpoint {
@@ -30,7 +32,24 @@ class InputFile final : public caffe2::serialize::ReadAdapterInterface {
   /// Throws c10::Error for the error of an earlier read().
   void check() const;
 
+  /// Calls `action`, which reads the file. What it throws, but for c10::ValueError, says that the
+  /// file is not `expected`, unless it could not be read or memory ran out.
+  /// @param expected "a whole file, got a damaged one".
+  template <class Action>
+  auto whole(const char* expected, const Action& action, const char* remedy = "") const {
+    try {
+      return action();
+    } catch (const c10::ValueError&) {
+      throw;
+    } catch (const std::exception& reason) {
+      refuse(expected, reason, remedy);
+    }
+  }
+
  private:
+  [[noreturn]] void refuse(const char* expected, const std::exception& reason,
+                           const char* remedy) const;
+
   std::string caller_;
   std::string path_;
   std::size_t size_ = 0;

@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
-#include <memory>
-
 #include "api/checkpoint/model_state.h"
 
 namespace torchfuse::checkpoint {

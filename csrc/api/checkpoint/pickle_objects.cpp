@@ -23,12 +23,13 @@ constexpr const char* kOrderedDict = "collections.OrderedDict";
 constexpr const char* kWrappers[] = {"torch._utils._rebuild_parameter", "torch.Size",
                                      "collections.Counter"};
 
-bool is_storage(const StorageClass& known, const std::string& name) {
-  return !known.storage.empty() && name == "torch." + std::string(known.storage);
-}
-
-bool is_name(const StorageClass& known, const std::string& name) {
-  return name == "torch." + std::string(known.name);
+/// What the name stands for, as a class of storages or, with `of_dtype`, as a dtype; null: neither.
+const StorageClass* known_as(const std::string& name, bool of_dtype) {
+  for (const StorageClass& known : kStorageClasses) {
+    const std::string_view own = of_dtype ? known.name : known.storage;
+    if (!own.empty() && name == "torch." + std::string(own)) return &known;
+  }
+  return nullptr;
 }
 
 std::vector<c10::IValue> elements_of(const PickleInput& input, const c10::IValue& tuple,
@@ -51,10 +52,8 @@ std::vector<std::int64_t> ints_of(const PickleInput& input, const c10::IValue& t
 at::Tensor elements_of_bytes(const PickleInput& input, const at::Tensor& bytes,
                              const c10::IValue& dtype) {
   input.check(dtype.isString(), "dtypes of its tensors");
-  const auto known =
-      std::find_if(kStorageClasses.begin(), kStorageClasses.end(),
-                   [&](const StorageClass& each) { return is_name(each, dtype.toStringRef()); });
-  input.check(known != kStorageClasses.end() && bytes.scalar_type() == at::kByte &&
+  const StorageClass* const known = known_as(dtype.toStringRef(), /*of_dtype=*/true);
+  input.check(known != nullptr && bytes.scalar_type() == at::kByte &&
                   bytes.numel() % static_cast<std::int64_t>(c10::elementSize(known->dtype)) == 0,
               "dtypes of its tensors");
   return bytes.view(known->dtype);
@@ -86,8 +85,7 @@ at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments, boo
 }  // namespace
 
 bool is_dtype(const std::string& name) {
-  return std::any_of(kStorageClasses.begin(), kStorageClasses.end(),
-                     [&](const StorageClass& known) { return is_name(known, name); }) ||
+  return known_as(name, /*of_dtype=*/true) != nullptr ||
          std::any_of(kNamesAlone.begin(), kNamesAlone.end(),
                      [&](std::string_view known) { return name == "torch." + std::string(known); });
 }
@@ -97,8 +95,7 @@ void check_global(const PickleInput& input, const std::string& name) {
       name == kOrderedDict || name == kRebuildTensor || name == kRebuildFromBytes ||
       name == kBytes ||
       std::find(std::begin(kWrappers), std::end(kWrappers), name) != std::end(kWrappers) ||
-      std::any_of(kStorageClasses.begin(), kStorageClasses.end(),
-                  [&](const StorageClass& each) { return is_storage(each, name); });
+      known_as(name, /*of_dtype=*/false) != nullptr;
   TORCH_CHECK_VALUE(known, input.where(), " to hold plain values and dense tensors only, got ",
                     name,
                     ". Nothing of it was run. Save the state_dict() of objects, not the objects.");
@@ -120,10 +117,8 @@ at::Tensor storage_of(const PickleInput& input, const c10::IValue& id,
   input.check(parts[1].isString() && parts[2].isString() && parts[4].isInt(), "ids of storages");
   const std::string& name = parts[1].toStringRef();
   if (name == kBytes) return read_storage(parts[2].toStringRef(), at::kByte, parts[4].toInt());
-  const auto found =
-      std::find_if(kStorageClasses.begin(), kStorageClasses.end(),
-                   [&](const StorageClass& known) { return is_storage(known, name); });
-  input.check(found != kStorageClasses.end(), "ids of storages");
+  const StorageClass* const found = known_as(name, /*of_dtype=*/false);
+  input.check(found != nullptr, "ids of storages");
   return read_storage(parts[2].toStringRef(), found->dtype, parts[4].toInt());
 }
 

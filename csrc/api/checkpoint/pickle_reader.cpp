@@ -325,20 +325,23 @@ class Machine {
 
 c10::IValue from_pickle(std::string_view bytes, const ReadStorage& read_storage,
                         const std::string& where) {
-  return Machine(bytes, read_storage, where).run();
+  std::unordered_map<std::string, at::Tensor> storages;
+  const ReadStorage once = [&](const std::string& key, at::ScalarType dtype, std::int64_t numel) {
+    at::Tensor& storage = storages[key];
+    if (!storage.defined()) storage = read_storage(key, dtype, numel);
+    TORCH_CHECK_VALUE(storage.scalar_type() == dtype && storage.numel() == numel, where,
+                      " to hold storage ", key, " of one dtype, got two.");
+    return storage;
+  };
+  return Machine(bytes, once, where).run();
 }
 
 }  // namespace torchfuse::checkpoint
 
 void torchfuse::check_pickle(std::string_view bytes, const std::string& where) {
-  std::unordered_map<std::string, at::Tensor> known;
-  const auto without_values = [&](const std::string& key, at::ScalarType dtype, std::int64_t n) {
-    TORCH_CHECK_VALUE(n >= 0, where, " to hold storages, got one of ", n, " elements.");
-    at::Tensor& storage = known[key];
-    if (!storage.defined()) storage = at::empty({n}, at::TensorOptions(dtype).device(at::kMeta));
-    TORCH_CHECK_VALUE(storage.scalar_type() == dtype && storage.numel() == n, where,
-                      " to hold storage ", key, " of one dtype, got two.");
-    return storage;
+  const auto without_values = [&](const std::string&, at::ScalarType dtype, std::int64_t numel) {
+    TORCH_CHECK_VALUE(numel >= 0, where, " to hold storages, got one of ", numel, " elements.");
+    return at::empty({numel}, at::TensorOptions(dtype).device(at::kMeta));
   };
   checkpoint::from_pickle(bytes, without_values, where);
 }

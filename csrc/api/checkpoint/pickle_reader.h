@@ -16,7 +16,8 @@
 
 namespace torchfuse::checkpoint {
 
-/// Returns the storage `key` as a 1-dim tensor on the CPU of `numel` elements of `dtype`.
+/// Returns the storage `key` as a 1-dim tensor of `numel` elements of `dtype`; called once for
+/// each.
 using ReadStorage =
     std::function<at::Tensor(const std::string& key, at::ScalarType dtype, std::int64_t numel)>;
 

@@ -5,12 +5,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 

@@ -3,16 +3,13 @@
 
 #include <c10/util/Exception.h>
 
-#include <utility>
-
 #include "api/message_of.h"
 #include "api/parallel/agreement.h"
 
 namespace torchfuse::checkpoint {
 
-Ranks::Ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::string caller)
-    : caller_(std::move(caller)) {
-  if (group) collectives_.emplace(group, caller_);
+Ranks::Ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& caller) {
+  if (group) collectives_.emplace(group, caller);
 }
 
 std::vector<std::string> Ranks::gather(const std::string& mine) const {

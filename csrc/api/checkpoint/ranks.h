@@ -17,12 +17,11 @@ namespace torchfuse::checkpoint {
 /// The ranks of a group or, without a group, this process alone.
 class Ranks {
  public:
-  Ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::string caller);
+  /// @param caller begins error messages.
+  Ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& caller);
 
   std::int64_t rank() const { return collectives_ ? collectives_->rank() : 0; }
   std::int64_t size() const { return collectives_ ? collectives_->size() : 1; }
-  /// Begins error messages.
-  const std::string& caller() const { return caller_; }
   /// Returns each rank's bytes, in the order of ranks. A collective.
   std::vector<std::string> gather(const std::string& mine) const;
   /// Calls `action` on every rank. If it throws on any, the first such rank's error is thrown on
@@ -31,7 +30,6 @@ class Ranks {
 
  private:
   std::optional<parallel::Collectives> collectives_;
-  std::string caller_;
 };
 
 }  // namespace torchfuse::checkpoint

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <tuple>
 
@@ -14,12 +15,12 @@
 #include "api/checkpoint/safetensors_header.h"
 #include "api/checkpoint/utf8.h"
 #include "api/checkpoint/values.h"
-#include "api/message_of.h"
 
 namespace torchfuse::checkpoint {
 
 namespace {
 
+static_assert(std::endian::native == std::endian::little);
 constexpr std::uint64_t kLengthBytes = 8;
 
 using Named = std::pair<std::string, at::Tensor>;
@@ -58,11 +59,8 @@ std::string header_bytes(const std::vector<Named>& tensors,
   }
   std::string json = to_json(header);
   json.resize((json.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
-  std::string length(kLengthBytes, '\0');
-  for (std::uint64_t byte = 0; byte < kLengthBytes; ++byte) {
-    length[byte] = static_cast<char>(json.size() >> (8 * byte));
-  }
-  return length + json;
+  const std::uint64_t length = json.size();
+  return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + json;
 }
 
 /// A file that is read from its beginning to its end.
@@ -84,12 +82,8 @@ class Input {
 };
 
 NamedWeights read(Input file) {
-  std::string length(kLengthBytes, '\0');
-  file.read(length.data(), kLengthBytes);
   std::uint64_t size = 0;
-  for (std::uint64_t byte = 0; byte < kLengthBytes; ++byte) {
-    size |= std::uint64_t{static_cast<unsigned char>(length[byte])} << (8 * byte);
-  }
+  file.read(&size, kLengthBytes);
   TORCH_CHECK(size <= std::min(kMostHeaderBytes, file.left()), "its first eight bytes announce a ",
               "header of ", size, " bytes");
   std::string text(size, '\0');
@@ -131,20 +125,9 @@ void write_safetensors(const std::string& path, const NamedWeights& weights,
 
 NamedWeights read_safetensors(const std::string& path, const std::string& caller) {
   const at::NoGradGuard no_grad;
-  const std::string where = caller + ": expected " + path;
   const InputFile file(caller, path);
-  try {
-    return read(Input(file));
-  } catch (const c10::Error& reason) {
-    file.check();
-    if (is_out_of_memory(reason)) throw;
-    const std::string message = message_of(reason);
-    C10_THROW_ERROR(ValueError,
-                    where +
-                        " to be a whole safetensors file, got a truncated one or one of another "
-                        "kind: " +
-                        message.substr(0, message.find('\n')) + ".");
-  }
+  return file.whole("a whole safetensors file, got a truncated one or one of another kind",
+                    [&] { return read(Input(file)); });
 }
 
 }  // namespace torchfuse::checkpoint

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <string>
-#include <utility>
 
 #include "api/checkpoint/utf8.h"
 
