@@ -8,25 +8,18 @@
 
 #include <cmath>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include <torchfuse/device_copy.h>
 #include <torchfuse/optim/fused_optimizer.h>
+
+#include "api/optim/fused_optimizer_impl.h"
 
 namespace torchfuse::amp {
 namespace {
 
 GradScalerCore::Key key_of(const torch::optim::Optimizer& optimizer) {
   return reinterpret_cast<GradScalerCore::Key>(&optimizer);
-}
-
-std::vector<at::Tensor> params_of(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  std::vector<at::Tensor> params;
-  for (const auto& group : groups) {
-    params.insert(params.end(), group.params().begin(), group.params().end());
-  }
-  return params;
 }
 
 // Written so that NaN fails.
@@ -137,7 +130,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const auto* fused = dynamic_cast<const optim::FusedOptimizer*>(&optimizer);
   const auto& groups = fused != nullptr ? fused->groups_with_gradients() : optimizer.param_groups();
   state.found_inf =
-      core_.unscale_(key, params_of(groups), core_.inv_scale(), options_.allow_fp16_grads());
+      core_.unscale_(key, optim::params_of(groups), core_.inv_scale(), options_.allow_fp16_grads());
   if (fused != nullptr) fused->agree_on_overflow(state.found_inf);
   state.stage = Stage::kUnscaled;
 }
@@ -177,7 +170,8 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   // What the processes have found together is known before the step only to a check of its own.
   const bool check_first = scaled && options_.process_group().has_value();
   if (check_first) {
-    state.found_inf = core_.check(key_of(optimizer), params_of(optimizer.groups_with_gradients()));
+    state.found_inf =
+        core_.check(key_of(optimizer), optim::params_of(optimizer.groups_with_gradients()));
     optimizer.agree_on_overflow(state.found_inf);
   }
   if (device && scaled) request.grad_scale = to_device(core_.scale(), *device);

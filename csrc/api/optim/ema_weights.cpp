@@ -17,15 +17,6 @@ void FusedOptimizer::refuse_swapped(const char* action) const {
               "swap_ema_() first, or end the scope of EmaWeights.");
 }
 
-namespace {
-
-/// Tensors of inference mode do not count what is written to them.
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
-
-}  // namespace
-
 void FusedOptimizer::Impl::warn_of_changes(const char* name) {
   bool changed = false;
   for (Swapped& entry : *swapped) {

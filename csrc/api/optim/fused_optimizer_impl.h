@@ -18,6 +18,20 @@
 
 namespace torchfuse::optim {
 
+inline std::vector<at::Tensor> params_of(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> params;
+  for (const auto& group : groups) {
+    params.insert(params.end(), group.params().begin(), group.params().end());
+  }
+  return params;
+}
+
+/// How often a tensor was written. Tensors of inference mode do not count.
+inline std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
 /// What is known of parameters that are shards of a model's.
 struct ShardsOfModel {
   std::vector<std::string> groups;           ///< as FusedSlot::shard_groups

@@ -48,10 +48,15 @@ bool Collectives::averages(const c10::Device& device) const {
   return backend(device)->getBackendName() == "nccl";
 }
 
-void Collectives::fail(const std::string& what, const std::exception& error) const {
-  TORCH_CHECK(false, who_, ": expected all ", size(), " ranks of group '", name_, "' in ", what,
-              " within the group's timeout, got in rank ", rank(), ": ", clause_of(error), ". ",
-              describe_missing_ranks(*group_));
+template <class Action>
+auto Collectives::named(const std::string& what, const Action& action) const {
+  try {
+    return action();
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, who_, ": expected all ", size(), " ranks of group '", name_, "' in ", what,
+                " within the group's timeout, got in rank ", rank(), ": ", clause_of(error), ". ",
+                describe_missing_ranks(*group_));
+  }
 }
 
 Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,
@@ -61,20 +66,13 @@ Pending Collectives::start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::
   c10d::AllreduceOptions options;
   options.reduceOp = operation;
   options.asyncOp = true;
-  try {
-    return {target->allreduce(tensors, options), std::move(what)};
-  } catch (const std::exception& error) {
-    fail(what, error);
-  }
+  auto work = named(what, [&] { return target->allreduce(tensors, options); });
+  return {std::move(work), std::move(what)};
 }
 
 void Collectives::wait(Pending& pending) const {
   const Pending now = std::exchange(pending, {});
-  try {
-    wait_for(now.work);
-  } catch (const std::exception& error) {
-    fail(now.what, error);
-  }
+  named(now.what, [&] { wait_for(now.work); });
 }
 
 bool Collectives::agree(const c10::Device& device, std::int64_t number,
@@ -99,11 +97,7 @@ void Collectives::broadcast(const at::Tensor& tensor, const std::string& what,
   std::vector<at::Tensor> tensors{tensor.view(-1).view(at::kByte)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  try {
-    wait_for(target->broadcast(tensors, options));
-  } catch (const std::exception& error) {
-    fail(what, error);
-  }
+  named(what, [&] { wait_for(target->broadcast(tensors, options)); });
 }
 
 bool Collectives::has_cpu() const { return exchanges(*group_, at::kCPU); }
@@ -115,11 +109,7 @@ void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
   // Gloo accepts one dimension only.
   at::Tensor all = flat.view(-1).view(at::kByte);
   at::Tensor part = own.view(-1).view(at::kByte);
-  try {
-    wait_for(target->_allgather_base(all, part, c10d::AllgatherOptions()));
-  } catch (const std::exception& error) {
-    fail(what, error);
-  }
+  named(what, [&] { wait_for(target->_allgather_base(all, part, c10d::AllgatherOptions())); });
 }
 
 void Collectives::broadcast_all(const std::vector<at::Tensor>& tensors,

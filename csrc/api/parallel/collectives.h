@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -56,7 +55,9 @@ class Collectives {
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend(const c10::Device& device) const;
-  [[noreturn]] void fail(const std::string& what, const std::exception& error) const;
+  /// Calls `action`, a part of a collective: an error says of which, and which ranks are missing.
+  template <class Action>
+  auto named(const std::string& what, const Action& action) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string who_;

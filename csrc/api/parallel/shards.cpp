@@ -7,6 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <torchfuse/collectives.h>
 
+#include "api/optim/fused_optimizer_impl.h"
 #include "api/parallel/agreement.h"
 
 namespace torchfuse::parallel {
@@ -17,26 +18,13 @@ namespace {
 
 constexpr const char* kCompared = "the parameters, their gradients and the options";
 
-std::vector<at::Tensor> params_of(const std::vector<OptimizerParamGroup>& groups) {
-  std::vector<at::Tensor> params;
-  for (const OptimizerParamGroup& group : groups) {
-    params.insert(params.end(), group.params().begin(), group.params().end());
-  }
-  return params;
-}
-
-/// Inference tensors have no version counter.
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
-
 }  // namespace
 
 Shards::Shards(const std::vector<OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& refusal,
                c10::intrusive_ptr<c10d::ProcessGroup> group)
     : collectives_(std::move(group), kSharded),
-      params_(params_of(groups)),
+      params_(optim::params_of(groups)),
       partition_(params_, collectives_.rank(), collectives_.size()) {
   const at::NoGradGuard no_grad;
   for (const OptimizerParamGroup& each : groups) model_.emplace_back(each.params());
@@ -108,7 +96,7 @@ void Shards::compare(const char* what, const std::string& summary,
 
 /// Mistakes that a program makes on all ranks.
 void Shards::check_program(const std::vector<OptimizerParamGroup>& groups) const {
-  const std::vector<at::Tensor> given = params_of(groups);
+  const std::vector<at::Tensor> given = optim::params_of(groups);
   const bool same =
       std::equal(given.begin(), given.end(), shards_.begin(), shards_.end(),
                  [](const at::Tensor& one, const at::Tensor& shard) { return one.is_same(shard); });
@@ -117,7 +105,7 @@ void Shards::check_program(const std::vector<OptimizerParamGroup>& groups) const
               ", or others. Make a new optimizer with all of them, and load the state of this "
               "one.");
   if (shards_.empty()) return;
-  TORCH_CHECK(shards_[0].grad().is_same(marker_) && version_of(marker_) == marker_version_,
+  TORCH_CHECK(shards_[0].grad().is_same(marker_) && optim::version_of(marker_) == marker_version_,
               kSharded,
               "::step: expected zero_grad() of the ShardedOptimizer or of the model, got that of a "
               "base class, which leaves the model's gradients. Call the one of the class itself.");
@@ -184,7 +172,7 @@ void Shards::drop_gradients() {
   if (shards_.empty()) return;
   for (const at::Tensor& shard : shards_) shard.mutable_grad().reset();
   if (!marker_.defined()) marker_ = at::empty({0}, shards_[0].options());
-  marker_version_ = version_of(marker_);
+  marker_version_ = optim::version_of(marker_);
   shards_[0].mutable_grad() = marker_;
 }
 
