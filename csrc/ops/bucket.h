@@ -29,12 +29,7 @@ struct BucketKey {
 
   static constexpr std::int32_t kWhole = -1;  ///< not at all
 
-  bool operator==(const BucketKey& other) const {
-    return device == other.device && param == other.param && grad == other.grad &&
-           states == other.states && has_master == other.has_master &&
-           has_remainder == other.has_remainder && stochastic == other.stochastic &&
-           has_ema == other.has_ema && sharding == other.sharding;
-  }
+  bool operator==(const BucketKey&) const = default;
 };
 
 struct Bucket {

@@ -44,7 +44,13 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
               ": expected found_inf and check_inside with found_inf_is_output, got no ",
               options.found_inf ? "check_inside" : "found_inf", ".");
   TORCH_CHECK(options.seed >= 0, op, ": expected seed to be at least 0, got ", options.seed, ".");
-  if (options.ema) check_ema_options(*options.ema);
+  if (options.ema) {
+    TORCH_CHECK(options.ema->decay >= 0.0 && options.ema->decay < 1.0, op,
+                ": expected ema_decay to be at least 0 and less than 1, got ", options.ema->decay,
+                ".");
+    TORCH_CHECK(options.ema->start_step >= 0, op,
+                ": expected ema_start_step to be at least 0, got ", options.ema->start_step, ".");
+  }
   if (options.max_grad_norm) {
     TORCH_CHECK(*options.max_grad_norm >= 0.0, op,
                 ": expected max_grad_norm to be a number of at least 0 or None, got ",
@@ -61,13 +67,6 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
       check_scalar({op, "skip_norm_above"}, tensor, is_double ? at::kDouble : at::kFloat);
     }
   }
-}
-
-void StepEngine::check_ema_options(const EmaOptions& ema) const {
-  TORCH_CHECK(ema.decay >= 0.0 && ema.decay < 1.0, caller(),
-              ": expected ema_decay to be at least 0 and less than 1, got ", ema.decay, ".");
-  TORCH_CHECK(ema.start_step >= 0, caller(), ": expected ema_start_step to be at least 0, got ",
-              ema.start_step, ".");
 }
 
 /// What a captured graph would keep for ever without a word, and what it may not make.

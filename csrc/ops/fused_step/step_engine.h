@@ -213,7 +213,6 @@ class StepEngine {
 
   // The step.
   void check_options(const FusedStepOptions& options) const;
-  void check_ema_options(const EmaOptions& ema) const;
   void check_capture(const std::vector<std::vector<HyperParam>>& groups) const;
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
   void follow_params();
