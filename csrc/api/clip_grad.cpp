@@ -23,7 +23,6 @@
 #include <limits>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include <torchfuse/collectives.h>
 #include <torchfuse/device_copy.h>

@@ -21,11 +21,6 @@ using amp::GradScalerCore;
 /// See Note [Without the GIL] in clip_grad.cpp.
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
-/// Python's None is an undefined tensor here; torch's caster does the other direction by itself.
-at::Tensor tensor_or_undefined(const std::optional<at::Tensor>& tensor) {
-  return tensor.value_or(at::Tensor());
-}
-
 }  // namespace
 
 void bind_amp(py::module_& module) {
@@ -52,11 +47,11 @@ void bind_amp(py::module_& module) {
            py::arg("growth_tracker"))
       .def_property("scale", &GradScalerCore::scale,
                     [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
-                      core.set_scale(tensor_or_undefined(tensor));
+                      core.set_scale(tensor.value_or(at::Tensor()));
                     })
       .def_property("growth_tracker", &GradScalerCore::growth_tracker,
                     [](GradScalerCore& core, const std::optional<at::Tensor>& tensor) {
-                      core.set_growth_tracker(tensor_or_undefined(tensor));
+                      core.set_growth_tracker(tensor.value_or(at::Tensor()));
                     })
       .def_property_readonly("step_counts", &GradScalerCore::step_counts)
       .def("counts", &GradScalerCore::counts)

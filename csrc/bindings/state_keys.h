@@ -4,8 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <torchfuse/fused_step.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -2,7 +2,6 @@
 #include <torchfuse/amp/custom_function.h>
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>

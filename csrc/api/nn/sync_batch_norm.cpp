@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 #include <torch/utils.h>
 
-#include <array>
 #include <utility>
 
 #include <torchfuse/batch_norm.h>

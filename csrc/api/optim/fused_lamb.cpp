@@ -2,8 +2,6 @@
 // FusedLAMB: what is particular to its options and states.
 #include <torchfuse/optim/fused_lamb.h>
 
-#include <limits>
-
 #include "api/optim/fused_optimizer_step.h"
 
 namespace torchfuse::optim {

@@ -7,7 +7,6 @@
 #include <torchfuse/masters.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <type_traits>

@@ -6,9 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
-#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "api/parallel/rendezvous.h"
 

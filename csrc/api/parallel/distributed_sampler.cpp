@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
-#include <torch/types.h>
 #include <torchfuse/parallel/distributed_sampler.h>
 
 #include <algorithm>

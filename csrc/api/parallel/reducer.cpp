@@ -9,7 +9,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
-#include <algorithm>
 #include <numeric>
 
 namespace torchfuse::parallel {

@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <limits>
 #include <optional>
-#include <string_view>
 
 #include "api/message_of.h"
 

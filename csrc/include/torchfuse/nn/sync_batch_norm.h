@@ -11,7 +11,6 @@
 #include <optional>
 #include <ostream>
 #include <string>
-#include <utility>
 
 #include <torchfuse/export.h>
 

@@ -4,7 +4,6 @@
 #include <torch/arg.h>
 #include <torch/types.h>
 
-#include <string>
 #include <tuple>
 
 #include <torchfuse/export.h>

@@ -5,7 +5,6 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <string>
 #include <tuple>
 
 #include <torchfuse/export.h>

@@ -6,7 +6,6 @@
 #include <torch/serialize/archive.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>

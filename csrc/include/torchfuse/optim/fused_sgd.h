@@ -4,8 +4,6 @@
 #include <torch/arg.h>
 #include <torch/types.h>
 
-#include <string>
-
 #include <torchfuse/export.h>
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_options.h>

@@ -4,7 +4,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
