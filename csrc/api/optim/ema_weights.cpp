@@ -17,17 +17,20 @@ void FusedOptimizer::refuse_swapped(const char* action) const {
               "swap_ema_() first, or end the scope of EmaWeights.");
 }
 
-void FusedOptimizer::Impl::warn_of_changes(const char* name) {
+void FusedOptimizer::Impl::swap_back(const char* name) {
   bool changed = false;
   for (Swapped& entry : *swapped) {
     changed = changed || (entry.version != 0 && entry.version != version_of(entry.param));
     entry.version = 0;
   }
-  if (!changed) return;
-  TORCH_WARN(name,
-             "::swap_ema_: parameters were written while they held their averages. What was "
-             "written is in the averages now, and the parameters are as before. Load weights "
-             "after the averages are out.");
+  if (changed) {
+    TORCH_WARN(name,
+               "::swap_ema_: parameters were written while they held their averages. What was "
+               "written is in the averages now, and the parameters are as before. Load weights "
+               "after the averages are out.");
+  }
+  restore_swapped(name);
+  if (shards) shards->share();
 }
 
 void FusedOptimizer::Impl::restore_swapped(const char* name) {
@@ -43,18 +46,10 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
   swapped.reset();
 }
 
-void FusedOptimizer::Impl::share_shards() const {
-  if (shards) shards->share();
-}
-
 void FusedOptimizer::swap_ema_() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
   const Exclusive exclusive(impl_->lock, name());
-  if (impl_->swapped.has_value()) {
-    impl_->warn_of_changes(name());
-    impl_->restore_swapped(name());
-    return impl_->share_shards();
-  }
+  if (impl_->swapped.has_value()) return impl_->swap_back(name());
   TORCH_CHECK(step_options().ema.has_value(), name(),
               "::swap_ema_: expected ema_decay to be a number, got none. Set it in the options.");
   impl_->swapped.emplace();
@@ -70,7 +65,7 @@ void FusedOptimizer::swap_ema_() {
       }
     }
     for (Impl::Swapped& entry : *impl_->swapped) entry.version = version_of(entry.param);
-    impl_->share_shards();
+    if (impl_->shards) impl_->shards->share();
   } catch (...) {
     impl_->restore_swapped(name());
     throw;
@@ -86,11 +81,7 @@ EmaWeights::EmaWeights(FusedOptimizer& optimizer) : name_(optimizer.name()) {
 EmaWeights::~EmaWeights() {
   try {
     const Exclusive exclusive(impl_->lock, name_);
-    if (impl_->swapped.has_value()) {
-      impl_->warn_of_changes(name_);
-      impl_->restore_swapped(name_);
-      impl_->share_shards();
-    }
+    if (impl_->swapped.has_value()) impl_->swap_back(name_);
   } catch (const std::exception& error) {
     TORCH_WARN(name_,
                ": the end of the scope of EmaWeights left averages in the parameters' place. "

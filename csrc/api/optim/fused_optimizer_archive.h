@@ -3,6 +3,7 @@
 // replaces anything.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <torchfuse/optim/fused_optimizer.h>
 
@@ -60,6 +61,7 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
                                   const std::string& name) {
   using Traits = OptionsTraits<Options>;
   const std::string expected = std::string(Traits::kName) + ": expected the archive";
+  const auto where = [&](const char* key) { return expected + "'s " + name + "." + key; };
   State loaded;
   read_tensors<Options>(archive, loaded);
   const auto require = [&](bool holds, const char* key) {
@@ -74,9 +76,9 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
   Traits::states(loaded, [&](const char* key, torch::Tensor& tensor) {
     // A buffer that may begin later than the count is made in the next step, as torch does.
     require(tensor.defined() || kHasStart<Options> || !uses_state(options, index), key);
-    const std::string where = expected + "'s " + name + "." + key;
-    tensor = is_tensor_state<Options, State>(index) ? checked_number(tensor, param, where)
-                                                    : checked_state(tensor, param, where, dtypes);
+    tensor = is_tensor_state<Options, State>(index)
+                 ? checked_number(tensor, param, where(key))
+                 : checked_state(tensor, param, where(key), dtypes);
     ++index;
   });
   // A master that is wanted and not there is made from the parameter in the next step.
@@ -84,20 +86,19 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
     loaded.master_param(at::Tensor());
     loaded.param_remainder(at::Tensor());
   }
-  loaded.master_param(checked_state(loaded.master_param(), param,
-                                    expected + "'s " + name + ".master_param", {at::kFloat}));
+  loaded.master_param(
+      checked_state(loaded.master_param(), param, where("master_param"), {at::kFloat}));
   TORCH_CHECK_VALUE(!loaded.param_remainder().defined() || param.scalar_type() != at::kHalf,
                     expected, " to hold no ", name, ".param_remainder, got one for a ",
                     param.scalar_type(), " parameter. Remainders belong to bf16 parameters.");
-  loaded.param_remainder(checked_state(loaded.param_remainder(), param,
-                                       expected + "'s " + name + ".param_remainder", {at::kShort}));
-  loaded.ema_param(checked_state(loaded.ema_param(), param, expected + "'s " + name + ".ema_param",
+  loaded.param_remainder(
+      checked_state(loaded.param_remainder(), param, where("param_remainder"), {at::kShort}));
+  loaded.ema_param(checked_state(loaded.ema_param(), param, where("ema_param"),
                                  {param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat}));
-  loaded.step(checked_step(loaded.step(), expected + "'s " + name + ".step"));
+  loaded.step(checked_step(loaded.step(), where("step")));
   if constexpr (kHasStart<Options>) {
     torch::Tensor& start = loaded.momentum_start();
-    const std::string where = expected + "'s " + name + ".momentum_start";
-    if (start.defined()) start = checked_step(start, where).to(param.device());
+    if (start.defined()) start = checked_step(start, where("momentum_start")).to(param.device());
   }
   return std::make_unique<State>(std::move(loaded));
 }

@@ -68,10 +68,8 @@ struct FusedOptimizer::Impl {
   std::optional<std::vector<Swapped>> swapped;
   std::optional<ShardsOfModel> shards;  ///< none: the parameters are the model's
 
-  /// Brings what the parameters hold to the other processes.
-  void share_shards() const;
-  /// Warns, once, of parameters that were written while they held their averages.
-  void warn_of_changes(const char* name);
+  /// Exchanges all back, on all processes. Warns, once, of parameters that were written meanwhile.
+  void swap_back(const char* name);
   /// Exchanges the parameters and their averages back. What is back is no longer listed: after an
   /// error, the next call goes on with the rest.
   void restore_swapped(const char* name);

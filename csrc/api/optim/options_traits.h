@@ -232,7 +232,6 @@ void FusedOptionsOf<Self>::check(const std::string& owner) const {
   check_norm(kName, owner, "max_grad_norm", max_grad_norm());
   check_norm(kName, owner, "skip_norm_above", skip_norm_above());
   check_storage_options(kName, owner, *this);
-  check_ema_options(kName, owner, *this);
 }
 
 template <class Self>

@@ -100,17 +100,7 @@ at::Tensor ema_of(const at::Tensor& param, const Options& options, const State& 
   return value.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
 }
 
-/// Throws, naming `owner`, for averages that make no sense.
-template <class Options>
-void check_ema_options(const char* name, const std::string& owner, const Options& options) {
-  const double decay = options.ema_decay().value_or(0.0);
-  TORCH_CHECK_VALUE(decay >= 0.0 && decay < 1.0, name, ": expected ", owner,
-                    ".ema_decay to be none, or at least 0 and less than 1, got ", decay, ".");
-  TORCH_CHECK_VALUE(options.ema_start_step() >= 0, name, ": expected ", owner,
-                    ".ema_start_step to be at least 0, got ", options.ema_start_step(), ".");
-}
-
-/// Throws, naming `owner`, for options that contradict each other.
+/// Throws, naming `owner`, for options that contradict each other or make no sense.
 template <class Options>
 void check_storage_options(const char* name, const std::string& owner, const Options& options) {
   TORCH_CHECK_VALUE(!options.store_param_remainders() || options.master_weights(), name,
@@ -123,6 +113,11 @@ void check_storage_options(const char* name, const std::string& owner, const Opt
                     "with a master loses nothing by rounding: choose one of the two.");
   TORCH_CHECK_VALUE(options.seed() >= 0, name, ": expected ", owner, ".seed to be at least 0, got ",
                     options.seed(), ".");
+  const double decay = options.ema_decay().value_or(0.0);
+  TORCH_CHECK_VALUE(decay >= 0.0 && decay < 1.0, name, ": expected ", owner,
+                    ".ema_decay to be none, or at least 0 and less than 1, got ", decay, ".");
+  TORCH_CHECK_VALUE(options.ema_start_step() >= 0, name, ": expected ", owner,
+                    ".ema_start_step to be at least 0, got ", options.ema_start_step(), ".");
 }
 
 /// Throws, naming the option, unless it is a dtype that states of `params` can have.

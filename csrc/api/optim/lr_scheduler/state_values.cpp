@@ -35,23 +35,14 @@ std::optional<LRSchedulerState> to_state(const c10::IValue& value) {
   return state;
 }
 
-bool is_list_of_dicts(const c10::IValue& value) {
-  return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isGenericDict();
-}
-
-/// The same state with places as keys.
-LRSchedulerState by_place(const std::vector<c10::IValue>& elements) {
-  LRSchedulerState state;
-  for (std::size_t i = 0; i < elements.size(); ++i) {
-    state[std::to_string(i)] = elements[i];
-  }
-  return state;
-}
-
 void write_value(torch::serialize::OutputArchive& archive, const std::string& key,
                  const c10::IValue& value) {
-  if (is_list_of_dicts(value)) {
-    write_nested(archive, key, by_place(value.toListRef().vec()));
+  if (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isGenericDict()) {
+    LRSchedulerState places;
+    for (const c10::IValue& element : value.toListRef()) {
+      places[std::to_string(places.size())] = element;
+    }
+    write_nested(archive, key, places);
   } else if (value.isList()) {
     archive.write(key, c10::ivalue::Tuple::create(value.toListRef().vec()));
   } else if (value.isGenericDict()) {
