@@ -98,10 +98,6 @@ void GradScaler::require_scale(const char* caller) const {
       "outputs) earlier in the iteration.");
 }
 
-ScaleRule GradScaler::rule() const {
-  return {options_.growth_factor(), options_.backoff_factor(), options_.growth_interval()};
-}
-
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!options_.enabled()) return outputs;
   TORCH_CHECK(outputs.defined(),
@@ -232,7 +228,9 @@ void GradScaler::update(const at::Tensor& new_scale) {
 
 void GradScaler::count(bool adjust) {
   const std::vector<at::Tensor> flags = recorded_flags();
-  if (!flags.empty()) core_.update(flags, rule(), adjust);
+  const ScaleRule rule{options_.growth_factor(), options_.backoff_factor(),
+                       options_.growth_interval()};
+  if (!flags.empty()) core_.update(flags, rule, adjust);
   // Another optimizer may get the address of one that is gone.
   std::erase_if(applied_, [&](const auto& of) { return states_.count(of.first) == 0; });
   states_.clear();

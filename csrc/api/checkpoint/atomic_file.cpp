@@ -81,7 +81,7 @@ AtomicFile::AtomicFile(std::string caller, const std::string& path)
 
 AtomicFile::~AtomicFile() {
   if (temporary_.empty()) return;
-  close();
+  if (descriptor_ >= 0) ::close(descriptor_);
   ::unlink(temporary_.c_str());
 }
 
@@ -124,10 +124,6 @@ void AtomicFile::commit() {
 void AtomicFile::fail(const char* action, int error) const {
   TORCH_CHECK(false, caller_, ": could not ", action, " ", path_, ": ",
               std::generic_category().message(error), ". The file is as it was.");
-}
-
-void AtomicFile::close() noexcept {
-  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
 
 }  // namespace torchfuse::checkpoint

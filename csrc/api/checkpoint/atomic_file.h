@@ -31,7 +31,6 @@ class AtomicFile {
 
  private:
   [[noreturn]] void fail(const char* action, int error) const;
-  void close() noexcept;
 
   std::string caller_;
   std::string path_;

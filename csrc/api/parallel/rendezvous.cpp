@@ -39,17 +39,15 @@ std::optional<std::int64_t> number(const char* name) {
   return value;
 }
 
-template <class T>
-bool lacks(const char* name, const std::optional<T>& given) {
-  return !given && !variable(name);
-}
-
 void check_variables(const ProcessGroupOptions& options) {
   std::vector<std::string> missing;
-  if (lacks("RANK", options.rank())) missing.emplace_back("RANK");
-  if (lacks("WORLD_SIZE", options.world_size())) missing.emplace_back("WORLD_SIZE");
-  if (lacks("MASTER_ADDR", options.master_addr())) missing.emplace_back("MASTER_ADDR");
-  if (lacks("MASTER_PORT", options.master_port())) missing.emplace_back("MASTER_PORT");
+  const auto require = [&](const char* name, bool given) {
+    if (!given && !variable(name)) missing.emplace_back(name);
+  };
+  require("RANK", options.rank().has_value());
+  require("WORLD_SIZE", options.world_size().has_value());
+  require("MASTER_ADDR", options.master_addr().has_value());
+  require("MASTER_PORT", options.master_port().has_value());
   TORCH_CHECK_VALUE(missing.empty(), kInit,
                     ": expected the environment variables of torchrun, got a process without ",
                     c10::Join(", ", missing), ". ", kRemedy);

@@ -9,7 +9,6 @@
 #include <string>
 
 namespace c10d {
-class Backend;
 class ProcessGroup;
 class Work;
 }  // namespace c10d

@@ -19,21 +19,6 @@ std::map<std::string, AlgorithmFactory>& registry() {
   return factories;
 }
 
-kernels::ScalarParam on_device(const Argument& argument, const at::Tensor& tensor,
-                               const c10::Device& device, std::vector<at::Tensor>& tensors) {
-  kernels::ScalarParam result;
-  const bool is_double = tensor.defined() && tensor.scalar_type() == at::kDouble;
-  if (tensor.defined() && !is_double && tensor.scalar_type() != at::kFloat) {
-    fail(argument, "be of dtype Float or Double", c10::toString(tensor.scalar_type()));
-  }
-  check_scalar(argument, tensor, is_double ? at::kDouble : at::kFloat);
-  const at::Tensor local = to_device(tensor, device);
-  tensors.push_back(local);
-  result.pointer = local.const_data_ptr();
-  result.dtype = is_double ? kernels::DType::kFloat64 : kernels::DType::kFloat32;
-  return result;
-}
-
 }  // namespace
 
 GroupReader::GroupReader(const char* caller, std::string whose,
@@ -52,12 +37,21 @@ GroupReader::GroupReader(const char* caller, std::string whose,
 
 kernels::ScalarParam GroupReader::number(std::size_t index) {
   const HyperParamInfo& info = infos_[index];
+  kernels::ScalarParam result;
   if (const auto* tensor = std::get_if<at::Tensor>(&values_[index])) {
     // An op takes its learning rate from an argument of another name.
     const std::string name = whose_.empty() ? info.name + "_tensor" : info.name + whose_;
-    return on_device({caller_, name.c_str()}, *tensor, device_, tensors_);
+    const Argument argument{caller_, name.c_str()};
+    const bool is_double = tensor->defined() && tensor->scalar_type() == at::kDouble;
+    if (tensor->defined() && !is_double && tensor->scalar_type() != at::kFloat) {
+      fail(argument, "be of dtype Float or Double", c10::toString(tensor->scalar_type()));
+    }
+    check_scalar(argument, *tensor, is_double ? at::kDouble : at::kFloat);
+    const at::Tensor& local = tensors_.emplace_back(to_device(*tensor, device_));
+    result.pointer = local.const_data_ptr();
+    result.dtype = is_double ? kernels::DType::kFloat64 : kernels::DType::kFloat32;
+    return result;
   }
-  kernels::ScalarParam result;
   result.value = std::get<double>(values_[index]);
   const auto* least = info.at_least.empty() ? nullptr : std::get_if<double>(&values_[index - 1]);
   const std::optional<std::string> expected =

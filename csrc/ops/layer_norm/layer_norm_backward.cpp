@@ -22,13 +22,7 @@ using BackwardResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr const char* kLayerNormBackward = "layer_norm_backward";
 
-/// The type of the input: that of the source, but for an fp32 output of a 16-bit input.
-at::ScalarType layer_norm_input_type(const at::Tensor& source,
-                                     std::optional<at::ScalarType> dtype) {
-  return dtype.value_or(source.scalar_type());
-}
-
-/// Uninitialized; undefined where not wanted.
+/// Uninitialized; undefined where not wanted. `dtype` is the input's: none, that of the source.
 BackwardResults empty_backward_results(const at::Tensor& source, const OptionalTensor& weight,
                                        const OptionalTensor& bias,
                                        std::optional<at::ScalarType> dtype,
@@ -37,7 +31,7 @@ BackwardResults empty_backward_results(const at::Tensor& source, const OptionalT
   BackwardResults results;
   if (mask[0]) {
     std::get<0>(results) = at::empty_symint(
-        source.sym_sizes(), source.options().dtype(layer_norm_input_type(source, dtype)));
+        source.sym_sizes(), source.options().dtype(dtype.value_or(source.scalar_type())));
   }
   if (mask[1] && weight) std::get<1>(results) = at::empty_like(*weight, {}, contiguous);
   if (mask[2] && bias) std::get<2>(results) = at::empty_like(*bias, {}, contiguous);
@@ -111,7 +105,7 @@ BackwardResults layer_norm_backward_impl(const at::Tensor& grad_output,
   const c10::OptionalDeviceGuard guard(source.device());
   kernels::LayerNormBackwardArgs args;
   args.shape =
-      backward_shape(grad, source, from_output, rms, layer_norm_input_type(source.tensor(), dtype));
+      backward_shape(grad, source, from_output, rms, dtype.value_or(source.tensor().scalar_type()));
   at::Tensor weight_holder;
   at::Tensor bias_holder;
   args.weight = source.columns_input("weight", weight, weight_holder);

@@ -136,7 +136,6 @@ class TORCHFUSE_API GradScaler {
   };
 
   void require_scale(const char* caller) const;
-  ScaleRule rule() const;
   std::vector<at::Tensor> recorded_flags() const;
   /// Counts the iteration, adjusting the scale or not, and begins the next one.
   void count(bool adjust);
