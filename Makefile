@@ -260,8 +260,8 @@ results-of-kernels results-of-aarch64: results-of-%: .venv/.requirements
 # The machine code of a build for every architecture. Needs no GPU.
 test-cubins: .venv/.requirements
 	cmake --preset release -DTORCHFUSE_WITH_CUDA=ON -DTORCHFUSE_WERROR=ON -DPython_EXECUTABLE=$(VENV_PYTHON)
-	cmake --build --preset release --target torchfuse
-	$(VENV_PYTHON) tools/check_cubins.py --library build/release/csrc/libtorchfuse.so
+	cmake --build --preset release --target torchfuse_kernels_library
+	$(VENV_PYTHON) tools/check_cubins.py --library build/release/csrc/kernels/libtorchfuse_kernels.so
 
 # The device of tests/pretended_cuda, which takes the place of CUDA's runtime: a build with CUDA, whatever
 # the machine has. What it can show is in tests/pretended_cuda/README.md.
@@ -332,7 +332,7 @@ test-consumer-whole: build .venv/.requirements
 test-packaging: .venv/.requirements-packaging
 	$(VENV_PYTHON) -m pytest tests/packaging/python $(PYTEST_ARGS)
 	$(VENV_PYTHON) tools/check_cubins.py \
-	  --library build/packaging/checkout/build/*-release/csrc/libtorchfuse.so
+	  --library build/packaging/checkout/build/*-release/csrc/kernels/libtorchfuse_kernels.so
 
 # With another torch, in an environment of its own.
 build-for-torch:

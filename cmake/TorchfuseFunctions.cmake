@@ -154,6 +154,17 @@ function(torchfuse_set_test_defaults target)
 endfunction()
 
 # Every header of the target's header sets must compile when it is included alone.
+# What leaves a library of kernels, named by our version: see csrc/kernels/exports.map.in.
+function(torchfuse_export_kernels target)
+  set(exports "${PROJECT_BINARY_DIR}/kernels.map")
+  configure_file("${PROJECT_SOURCE_DIR}/csrc/kernels/exports.map.in" "${exports}" @ONLY)
+  target_link_options(
+    ${target}
+    PRIVATE "LINKER:--version-script=${exports}" LINKER:--no-undefined LINKER:-Bsymbolic-functions
+  )
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS "${exports}")
+endfunction()
+
 function(torchfuse_check_headers target)
   if(TORCHFUSE_BUILD_TESTS)
     set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)

@@ -18,7 +18,11 @@ write_basic_package_version_file(
   "${PROJECT_BINARY_DIR}/torchfuseConfigVersion.cmake"
   COMPATIBILITY SameMinorVersion
 )
-install(TARGETS torchfuse EXPORT torchfuseTargets FILE_SET HEADERS)
+set(libraries torchfuse)
+if(NOT TORCHFUSE_KERNELS_LIBRARY)
+  list(APPEND libraries torchfuse_kernels_library)
+endif()
+install(TARGETS ${libraries} EXPORT torchfuseTargets FILE_SET HEADERS)
 install(EXPORT torchfuseTargets NAMESPACE torchfuse:: DESTINATION "${package_dir}")
 install(
   FILES

@@ -76,7 +76,7 @@ def check(library: Path, update: bool) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the check from the command line."""
     parser = argparse.ArgumentParser(description="Checks the machine code of the CUDA kernels.")
-    library = ROOT / "build/release/csrc/libtorchfuse.so"
+    library = ROOT / "build/release/csrc/kernels/libtorchfuse_kernels.so"
     parser.add_argument("--library", type=Path, default=library, metavar="FILE")
     parser.add_argument("--update", action="store_true", help="record the figures")
     options = parser.parse_args(arguments)

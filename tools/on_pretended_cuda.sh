@@ -22,7 +22,7 @@ if [ $# -eq 0 ]; then
   echo "on_pretended_cuda: expected a command, got none" >&2
   exit 2
 fi
-for library in libcudart.so.13 libcuda.so.1 libnccl.so.2 libpretended_cuda_aten.so libtorchfuse.so; do
+for library in libcudart.so.13 libcuda.so.1 libnccl.so.2 libpretended_cuda_aten.so libtorchfuse_kernels.so; do
   if [ ! -e "$libraries/$library" ]; then
     echo "on_pretended_cuda: expected $libraries/$library, got no such file." \
       "Build it: make pretended-cuda" >&2

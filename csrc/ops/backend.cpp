@@ -10,9 +10,9 @@
 
 #if defined(TORCHFUSE_WITH_CUDA)
 #include <c10/core/DeviceGuard.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
+
+#include "kernels/device.h"
 #endif
 
 #if !defined(_OPENMP)
@@ -43,9 +43,7 @@ kernels::Stream current_stream(const c10::Device& device) {
 #if defined(TORCHFUSE_WITH_CUDA)
 int multiprocessors_of(const char* op, const c10::Device& device) {
   int count = 1;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index());
-  check_status(op, {static_cast<int>(error), "cudaDeviceGetAttribute"});
+  check_status(op, kernels::multiprocessor_count(device.index(), &count));
   return count;
 }
 #endif
@@ -54,19 +52,18 @@ std::optional<std::uint64_t> current_capture([[maybe_unused]] const c10::Device&
 #if defined(TORCHFUSE_WITH_CUDA)
   if (!device.is_cuda()) return std::nullopt;
   const c10::OptionalDeviceGuard guard(device);
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  unsigned long long id = 0;
-  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(c10::cuda::getCurrentCUDAStream(), &status, &id));
-  if (status != cudaStreamCaptureStatusNone) return id;
+  std::uint64_t id = 0;
+  check_status("capture", kernels::capture_id(c10::cuda::getCurrentCUDAStream(), &id));
+  if (id != 0) return id;
 #endif
   return std::nullopt;
 }
 
-bool is_capturing(const c10::Device& device) { return current_capture(device).has_value(); }
-
 }  // namespace torchfuse::ops
 
 namespace torchfuse {
+
+bool is_capturing(const at::Device& device) { return ops::current_capture(device).has_value(); }
 
 std::string cpu_isa() { return kernels::name_of(ops::current_cpu_isa()); }
 

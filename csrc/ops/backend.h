@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/Device.h>
+#include <torchfuse/device_copy.h>
 
 #include <cstdint>
 #include <optional>
@@ -28,9 +29,6 @@ int multiprocessors_of(const char* op, const c10::Device& device);
 
 /// The capture that the device's current stream is part of: a number that no other one has.
 std::optional<std::uint64_t> current_capture(const c10::Device& device);
-
-/// Whether there is one.
-bool is_capturing(const c10::Device& device);
 
 /// Throws if a launcher failed: op, CUDA error name and text; where the current device is one for
 /// which nothing was compiled, which one that is, and how to build for it.

@@ -20,10 +20,6 @@
 #include <torchfuse/device_copy.h>
 #include <torchfuse/ops.h>
 
-#if defined(TORCHFUSE_WITH_CUDA)
-#include <c10/cuda/CUDAGraphsC10Utils.h>
-#endif
-
 namespace torchfuse::amp {
 namespace {
 
@@ -93,15 +89,12 @@ void require_one_element(const char* name, const at::Tensor& tensor, at::ScalarT
 
 /// What a captured graph needs must exist before: memory made during a capture belongs to the
 /// graph.
-void refuse_capture([[maybe_unused]] const at::Device& device) {
-#if defined(TORCHFUSE_WITH_CUDA)
+void refuse_capture(const at::Device& device) {
   TORCH_CHECK(
-      !device.is_cuda() ||
-          c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+      !is_capturing(device),
       "GradScaler: expected the scale and the flags of every optimizer to exist before a CUDA "
       "graph is captured, got a capture of their first use. Run an iteration of scale, step and "
       "update first.");
-#endif
 }
 
 void check_extras(const ScalerExtras& extras) {

@@ -14,4 +14,7 @@ namespace torchfuse {
 /// nothing else would make a reader of the copy wait.
 TORCHFUSE_API at::Tensor to_device(const at::Tensor& tensor, const at::Device& device);
 
+/// Returns whether a CUDA graph records what is enqueued on the current stream of `device`.
+TORCHFUSE_API bool is_capturing(const at::Device& device);
+
 }  // namespace torchfuse

@@ -207,7 +207,8 @@ def expected_package(checkout: Path, suffix: str) -> set[str]:
     }
     return (
         files
-        | {f"torchfuse/_C{suffix}", "torchfuse/build_info.json", "torchfuse/lib/libtorchfuse.so"}
+        | {f"torchfuse/_C{suffix}", "torchfuse/build_info.json"}
+        | {f"torchfuse/lib/libtorchfuse{part}.so" for part in ("", "_kernels")}
         | {f"torchfuse/include/torchfuse/{name}" for name in headers}
         | {f"torchfuse/lib/cmake/torchfuse/{name}" for name in cmake}
     )
