@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import torchfuse
+from torchfuse import _loader
 
 #: torch's names of instruction sets, and torchfuse's.
 LEVELS = {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": "avx512"}
@@ -91,7 +92,7 @@ def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, A
         "torch": torch.__version__,
         "python": platform.python_version(),
         "torchfuse": torchfuse.__version__,
-        "build": torchfuse._C.build_info(),
+        "build": _loader.recorded_build(),
         "seed": seed,
         "rounds": rounds,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import torchfuse
+from torchfuse import _loader
 
 FILE = Path(__file__).parent / "baselines" / "host_path.json"
 #: A count may be so much above its baseline.
@@ -29,7 +29,7 @@ UNITS = {"instructions_per_step": "instructions", "allocations_per_step": "alloc
 def key() -> str:
     """What counts depend on, and the baselines are kept by: torch, Python, compilers and CUDA."""
     python = f"Python {platform.python_version()} ({platform.python_compiler()})"
-    build = torchfuse._C.build_info()
+    build = _loader.recorded_build()
     cuda = f"CUDA {build['cuda']}" if build["cuda"] else "no CUDA"
     return f"torch {torch.__version__}, {python}, torchfuse by {build['compiler']} with {cuda}"
 

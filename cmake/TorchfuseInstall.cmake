@@ -37,3 +37,33 @@ install(
 if(NOT TORCHFUSE_BUILD_PYTHON)
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 endif()
+
+# What was built, with what: Python reads it before it loads the library. Goes into the Python package, so
+# only `cmake --install --component python` installs it.
+set(architectures "")
+set(built_with_cuda "")
+if(TORCHFUSE_CUDA)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES "," architectures)
+  set(built_with_cuda "${TORCHFUSE_NVCC_VERSION}")
+endif()
+list(JOIN TORCHFUSE_CPU_LEVELS ", " cpu_levels)
+file(
+  GENERATE OUTPUT "${PROJECT_BINARY_DIR}/build_info.json"
+  CONTENT
+    "{
+  \"torchfuse\": \"${PROJECT_VERSION}\",
+  \"torch\": \"${TORCHFUSE_TORCH_VERSION}\",
+  \"cuda\": \"${built_with_cuda}\",
+  \"cuda_architectures\": \"${architectures}\",
+  \"compiler\": \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\",
+  \"cpu_levels\": \"${cpu_levels}\",
+  \"build_type\": \"$<CONFIG>\"
+}
+"
+)
+install(
+  FILES "${PROJECT_BINARY_DIR}/build_info.json"
+  DESTINATION .
+  COMPONENT python
+  EXCLUDE_FROM_ALL
+)

@@ -60,9 +60,9 @@ def _cuda_usable() -> bool:
 
     if not torch.cuda.is_available():
         return False
-    import torchfuse
+    from torchfuse import _loader
 
-    return torchfuse._C.build_info()["cuda"] != ""
+    return _loader.recorded_build()["cuda"] != ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,16 +20,6 @@
 #include <torchfuse/ema.h>
 #include <torchfuse/masters.h>
 #include <torchfuse/step_views.h>
-#include <torchfuse/version.h>
-
-// How the build describes itself. CMake defines these for this file, as string literals:
-//   TORCHFUSE_BUILT_WITH_TORCH  full version of torch's headers, e.g. "2.11.0+cu130"
-//   TORCHFUSE_BUILT_WITH_CUDA   version of the CUDA toolkit, or "" for a CPU build
-//   TORCHFUSE_COMPILER          name and version of the host compiler
-#if !defined(TORCHFUSE_BUILT_WITH_TORCH) || !defined(TORCHFUSE_BUILT_WITH_CUDA) || \
-    !defined(TORCHFUSE_COMPILER)
-#error "the build must define how build_info() describes it"
-#endif
 
 namespace torchfuse::bindings {
 namespace {
@@ -43,15 +32,6 @@ void translate_torch_error(std::exception_ptr pending) {
   } catch (const c10::Error&) {
     torch::translate_exception_to_python(std::current_exception());
   }
-}
-
-std::map<std::string, std::string> build_info() {
-  return {
-      {"torchfuse", TORCHFUSE_VERSION},
-      {"torch", TORCHFUSE_BUILT_WITH_TORCH},
-      {"cuda", TORCHFUSE_BUILT_WITH_CUDA},
-      {"compiler", TORCHFUSE_COMPILER},
-  };
 }
 
 // A step that is None in Python is undefined here.
@@ -73,8 +53,6 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "Native part of torchfuse.";
   py::register_local_exception_translator(&bindings::translate_torch_error);
 
-  module.def("build_info", &bindings::build_info,
-             "What was built, with which torch, CUDA and compiler.");
   module.def("cpu_isa", &torchfuse::cpu_isa,
              "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'; on aarch64 "
              "'baseline' or 'neon'.");

@@ -54,7 +54,8 @@ def _library() -> dict[str, str]:
     _loader.load()
     from torchfuse import _C
 
-    return {"native library": "loads", "cpu level in use": _C.cpu_isa()}
+    folder = str(_loader.build_folder())
+    return {"native library": "loads", "loaded from": folder, "cpu level in use": _C.cpu_isa()}
 
 
 def _first_line(path: str, start: str) -> str:

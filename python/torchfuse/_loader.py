@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads the native library, after checking that it was built with the installed torch version.
+"""Loads the native library that was built for the installed torch and this Python.
 
 torch's C++ interface changes between minor versions; a library built with another minor version
-fails with an undefined symbol, or later. The build therefore records its torch version in
-build_info.json, which can be read without loading the library.
+fails with an undefined symbol, or later. A package that was built from source holds one build, for
+the torch that was there. A wheel holds one for each torch, in `shims/torch2.11-cu13` or
+`shims/torch2.11-cpu`, around one library of kernels. Every build records its versions in
+build_info.json, which can be read without loading a library.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import functools
 import importlib
 import json
 import sys
+import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent
-_BUILD_INFO = _PACKAGE / "build_info.json"
 
 # pip caches wheels that it built from an sdist or a git URL, whatever torch they were built with.
 # Without --no-deps it would replace torch as well.
@@ -30,49 +33,116 @@ cmake_prefix_path: str = str(_PACKAGE)
 
 
 @functools.cache
-def recorded_build() -> dict[str, Any]:
-    """Returns what the build recorded: at least the full versions of `torchfuse` and `torch`."""
+def _builds() -> dict[Path, dict[str, Any]]:
+    """Returns the folder of each build in the package, and what it recorded."""
+    shims = sorted((_PACKAGE / "shims").glob("torch*"))
+    records = {folder: folder / "build_info.json" for folder in shims or [_PACKAGE]}
     try:
-        text = _BUILD_INFO.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return {folder: json.loads(path.read_text("utf-8")) for folder, path in records.items()}
+    except FileNotFoundError as error:
+        remedy = "Install the wheel again" if shims else "Build it with: pip install ."
         raise ImportError(
-            f"torchfuse: expected {_BUILD_INFO.name} in the package, got none: the native library "
-            "has not been built. Build it with: pip install ."
+            f"torchfuse: expected {Path(error.filename).name} in {Path(error.filename).parent}, "
+            f"got none: the native library has not been built. {remedy}"
         ) from None
-    info: dict[str, Any] = json.loads(text)
-    return info
 
 
 def version() -> str:
     """Returns the version of torchfuse."""
-    return str(recorded_build()["torchfuse"])
+    return str(next(iter(_builds().values()))["torchfuse"])
 
 
 def _minor(full_version: str) -> str:
     return ".".join(full_version.split("+")[0].split(".")[:2])
 
 
-def check_torch(installed: str) -> None:
-    """Raises ImportError unless `installed` has the same minor version as the build's torch."""
-    built = str(recorded_build()["torch"])
-    if _minor(installed) != _minor(built):
+def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Path:
+    """Returns the folder of the build for a torch.
+
+    Args:
+        installed: version of torch.
+        cuda: version of CUDA that it was built with, or None.
+        hip: version of ROCm, or None.
+
+    Raises:
+        ImportError: for a minor version of torch that nothing here was built with.
+
+    Warns:
+        UserWarning: where the kernels would run on the GPU of a torch for another CUDA.
+    """
+    builds = _builds()
+    minors = sorted({_minor(info["torch"]) for info in builds.values()}, key=lambda m: int(m[2:]))
+    fitting = [path for path, info in builds.items() if _minor(info["torch"]) == _minor(installed)]
+    if not fitting:
         raise ImportError(
-            f"torchfuse: expected torch {_minor(built)}, with which it was built, "
+            f"torchfuse: expected torch {' or '.join(minors)}, with which it was built, "
             f"got torch {installed}. {_REBUILD}"
+        )
+    if len(fitting) == 1:
+        return fitting[0]
+    majors = {str(builds[path]["cuda"]).partition(".")[0]: path for path in fitting}
+    found = majors.get((cuda or "").partition(".")[0])
+    if found is None or hip is not None:
+        platform = f"ROCm {hip}" if hip else f"CUDA {cuda}"
+        warnings.warn(
+            f"torchfuse: expected a torch for CUDA {max(majors)}, got torch {installed} for "
+            f"{platform}: only its CPU kernels are there. {_REBUILD}",
+            stacklevel=2,
+        )
+    return found if found is not None and hip is None else majors[""]
+
+
+@functools.cache
+def build_folder() -> Path:
+    """Returns the folder of the build for the installed torch."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        minors = [_minor(info["torch"]) for info in _builds().values()]
+        raise ImportError(
+            f"torchfuse: expected torch {min(minors)} or newer, got none. Install it first: "
+            "pip install torch"
+        ) from error
+    return choose_build(torch.__version__, torch.version.cuda, torch.version.hip)
+
+
+def recorded_build() -> dict[str, Any]:
+    """Returns what the build for the installed torch recorded."""
+    builds = _builds()
+    # A single one says so without torch too.
+    return next(iter(builds.values())) if len(builds) == 1 else builds[build_folder()]
+
+
+def _check_python(folder: Path) -> None:
+    """Raises ImportError if the build has no module for this Python."""
+    there = {path.name.removeprefix("_C") for path in folder.glob("_C.*.so")}
+    if there and not there.intersection(EXTENSION_SUFFIXES):
+        known = ", ".join(f"3.{tag[1:]}" for tag in sorted(name.split("-")[1] for name in there))
+        raise ImportError(
+            f"torchfuse: expected Python {known}, for which it was built, got "
+            f"{sys.version.split()[0]} with modules named {EXTENSION_SUFFIXES[0]}. {_REBUILD}"
         )
 
 
 def load() -> None:
     """Imports torch and the native module, which registers torch.ops.torchfuse."""
+    folder = build_folder()
     import torch
 
-    check_torch(torch.__version__)
+    import torchfuse
+
+    _check_python(folder)
+    if str(folder) not in torchfuse.__path__:
+        torchfuse.__path__.append(str(folder))
     try:
         importlib.import_module("torchfuse._C")
     except ImportError as error:
+        wheel = "Install its wheel again: pip install --force-reinstall --no-deps WHEEL"
         raise ImportError(
             f"torchfuse: expected its native library to load with torch {torch.__version__}, "
-            f"got: {error}. {_REBUILD}"
+            f"got: {error}. {_REBUILD if folder == _PACKAGE else wheel}"
         ) from error
 
 

@@ -67,6 +67,7 @@ def test_report_says_what_was_built_and_what_runs(
     assert report["torch"] == torch.__version__
     assert report["torch's cuda"] == (torch.version.cuda or "none")
     assert report["native library"] == "loads"
+    assert report["loaded from"] == str(Path(torchfuse._C.__file__).parent)
     assert report["cpu level in use"] == torchfuse._C.cpu_isa()
     assert report["cpu threads"] == f"{torch.get_num_threads()} of {os.cpu_count()}"
     assert sum(key.startswith("gpu ") for key in report) == torch.cuda.device_count()
@@ -96,7 +97,7 @@ def test_report_without_torch(broken_package: Path) -> None:
     assert result.returncode == 0, result.stderr
     report = read_report(result.stdout)
     assert report["torch"] == "ModuleNotFoundError: No module named 'torch'"
-    assert report["native library"] == report["torch"]
+    assert "expected torch 2.99 or newer, got none" in report["native library"]
     assert report["built: torchfuse"] == torchfuse.__version__
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import torchfuse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,9 +98,3 @@ def test_unpacked_libtorch_is_located_by_its_folder(tmp_path: Path) -> None:
         'message("${TORCHFUSE_TORCH_MINOR}|${TORCHFUSE_TORCH_CUDA_VERSION}")\n'
     )
     assert run_cmake_script(script, tmp_path).stderr.strip() == "2.12|13.0"
-
-
-def test_recorded_build_agrees_with_the_native_module() -> None:
-    recorded = json.loads((Path(torchfuse.__file__).parent / "build_info.json").read_text())
-    for key, value in torchfuse._C.build_info().items():
-        assert recorded[key] == value

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import torchfuse
+from torchfuse import _loader
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Where the Makefile built the package that is installed.
-_BUILT = "build/dev-cuda" if torchfuse._C.build_info()["cuda"] else "build/dev"
+_BUILT = "build/dev-cuda" if _loader.recorded_build()["cuda"] else "build/dev"
 BUILD = ROOT / os.environ.get("TORCHFUSE_BUILD_DIR", _BUILT)
 WORK = ROOT / "build/consumer"
 TORCH = Path(torch.__file__).resolve().parent

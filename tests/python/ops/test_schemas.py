@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import torchfuse
+from torchfuse import _loader
 from torchfuse.testing import OPTIM_SPECS
 
 WRAPPED = ("fused_adam_", "multi_tensor_unscale_", "multi_tensor_l2_norm", "amp_update_scale_")
@@ -94,7 +95,7 @@ def test_wrapper_has_the_schemas_arguments(name: str) -> None:
         assert f"{argument.name}:" in wrapper.__doc__, f"{argument.name} is undocumented"
 
 
-@pytest.mark.skipif(torchfuse._C.build_info()["cuda"] != "", reason="about builds without CUDA")
+@pytest.mark.skipif(_loader.recorded_build()["cuda"] != "", reason="about builds without CUDA")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA tensor needs a CUDA device")
 def test_cuda_tensors_in_a_cpu_build_say_how_to_rebuild() -> None:
     with pytest.raises(RuntimeError, match=r"built without CUDA.*TORCHFUSE_WITH_CUDA=ON"):
