@@ -55,7 +55,7 @@ REST_LANES := test-python-whole test-machinery docs test-consumer-whole test-int
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo distributed-demo sharded-demo images images-cpp tutorials bench bench-peers clean \
-  build prefix package programs pretended-cuda gpu-bundle check test ci test-all $(sort $(CHECK_LANES) $(CI_LANES) $(REST_LANES)) \
+  build prefix package wheel programs pretended-cuda gpu-bundle check test ci test-all $(sort $(CHECK_LANES) $(CI_LANES) $(REST_LANES)) \
   test-asan doxygen-is-here aarch64-is-here results-of-aarch64 results-of-kernels \
   build-for-torch test-torch test-torch-cpp test-torch-python
 
@@ -70,6 +70,7 @@ help:
 	@echo "  $(wordlist 1,7,$(REST_LANES))"
 	@echo "  $(wordlist 8,99,$(REST_LANES))"
 	@echo "make test-torch VERSION=2.14.0  build and test with another torch"
+	@echo "make wheel           dist/: one wheel for torch 2.11 to 2.15 and every Python whose headers are here"
 	@echo "make package | docs  the C++ package as an archive; the documentation site"
 	@echo "make gpu-bundle      build/gpu: what tools/gpu_run.sh needs on a machine with a GPU (needs nvcc, Python 3.12)"
 	@echo "make bench | bench-peers | lint | clean"
@@ -371,6 +372,11 @@ package: .venv/.requirements
 	cmake --preset package -DPython_EXECUTABLE=$(VENV_PYTHON)
 	cmake --build --preset package
 	@ls build/package/torchfuse-*.tar.gz
+
+# One wheel for all supported versions of torch, with CUDA unless TORCHFUSE_WITH_CUDA=OFF: half an hour.
+# PYTHONS and TORCHES choose: tools/build_wheel.py.
+wheel: .venv/.requirements-packaging
+	$(VENV_PYTHON) tools/build_wheel.py
 
 # --- Demo and benchmarks -----------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ Environment variables:
     TORCHFUSE_BUILD_DIR   build folder, by default build/<interpreter>-<build type>
     MAX_JOBS              number of parallel compilations, by default one per processor
     DEBUG                 1 for a debug build
+    TORCHFUSE_PREBUILT    folder of what tools/build_wheel.py has built for several torches and
+                          Pythons; nothing is compiled
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "python" / "torchfuse"
+PREBUILT = os.environ.get("TORCHFUSE_PREBUILT")
 
 
 class CMakeExtension(Extension):
@@ -74,6 +78,9 @@ class CMakeBuild(build_ext):
         tag = f"{sys.implementation.cache_tag}-{build_type.lower()}"
         build_dir = Path(os.environ.get("TORCHFUSE_BUILD_DIR") or ROOT / "build" / tag).resolve()
         package = PACKAGE if in_place else Path(self.build_lib).resolve() / "torchfuse"
+        if PREBUILT:
+            shutil.copytree(PREBUILT, package, dirs_exist_ok=True)
+            return
 
         cmake = find_tool("cmake")
         self._call(
@@ -112,7 +119,15 @@ class CMakeBuild(build_ext):
             raise SystemExit(f"torchfuse: this command failed, see above: {shlex.join(command)}")
 
 
+class TaggedWheel(bdist_wheel):
+    """A wheel of several builds is for all of their Pythons."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        python, abi, platform = super().get_tag()
+        return ("py3", "none", platform) if PREBUILT else (python, abi, platform)
+
+
 setup(
     ext_modules=[CMakeExtension("torchfuse._C")],
-    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
+    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild, "bdist_wheel": TaggedWheel},
 )

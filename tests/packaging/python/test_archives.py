@@ -71,7 +71,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert [field for field in required if "extra" not in field] == [
         "Requires-Dist: torch<2.16,>=2.11"
     ]
-    for minor in (10, 11, 12, 13):
+    for minor in range(10, 16):
         assert f"Classifier: Programming Language :: Python :: 3.{minor}" in fields
 
 
@@ -80,13 +80,13 @@ def test_wheel_libraries_find_torch_by_relative_paths_only(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     libraries = [path for path in folder.rglob("*.so") if path.is_file()]
-    assert len(libraries) == 2
+    assert len(libraries) == 3
     for library in libraries:
         dynamic = subprocess.run(
             ["readelf", "-d", library], capture_output=True, text=True, check=True
         ).stdout
-        (paths,) = re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", dynamic)
-        assert all(path.startswith("$ORIGIN") for path in paths.split(":")), paths
+        paths = re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", dynamic)
+        assert all(path.startswith("$ORIGIN") for path in ":".join(paths).split(":") if paths)
         assert "libcudart" not in dynamic
     # find_package(torchfuse) must not look into the folders of the machine that built the wheel.
     for file in folder.rglob("*.cmake"):

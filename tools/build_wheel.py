@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Builds one wheel for several versions of torch and Python: `make wheel`.
+
+The kernels are compiled once. For each minor version of torch, with CUDA and for the CPU, the
+library of ops and classes is compiled against that torch, and the module for every Python whose
+headers are here. One torch lies on the disk at a time; build folders stay, so that a second run
+compiles what has changed.
+
+    PYTHONS="python3.12 /opt/python3.14/include"  interpreters, or folders with Python.h; default:
+                                                  all that are found on PATH and below ~/.pyenv
+    TORCHES="2.11.0 2.15.0"                       default: one of each supported minor version
+    TORCHFUSE_WITH_CUDA=OFF                       a wheel without CUDA; default: ON
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build/wheel"
+PACKAGE = WORK / "package"
+TORCHES = "2.11.0 2.12.1 2.13.0 2.14.1 2.15.0"
+#: What belongs to torch or to the driver. A second OpenMP runtime would not share torch's threads.
+EXCLUDED = ("libtorch.so", "libtorch_*.so", "libc10*.so", "libgomp*.so*", "libcuda.so*")
+
+
+def run(*command: str | Path, **variables: str) -> None:
+    """Runs a command in the checkout; a failure ends the program."""
+    print("build_wheel:", *command, flush=True)
+    parts = [str(part) for part in command]
+    subprocess.run(parts, check=True, env={**os.environ, **variables}, cwd=ROOT)
+
+
+def headers_of(python: str) -> Path | None:
+    """Returns the folder of Python.h that belongs to an interpreter, or the folder itself."""
+    folder = Path(python)
+    if not folder.is_dir():
+        code = "import sysconfig; print(sysconfig.get_path('include'))"
+        folder = Path(
+            subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+        )
+    return folder if (folder / "patchlevel.h").is_file() else None
+
+
+def minor_of(headers: Path) -> int:
+    """Returns 12 for the headers of Python 3.12."""
+    found = re.search(r"PY_MINOR_VERSION\s+(\d+)", (headers / "patchlevel.h").read_text("utf-8"))
+    assert found is not None
+    return int(found[1])
+
+
+def find_pythons() -> dict[int, Path]:
+    """Returns headers by minor version, and names the versions that are missing."""
+    given = os.environ.get("PYTHONS", "").split()
+    known = [f"python3.{minor}" for minor in range(10, 16)]
+    pyenv = sorted(str(path) for path in Path.home().glob(".pyenv/versions/3.*/bin/python3"))
+    found: dict[int, Path] = {}
+    for python in given or [*pyenv, *filter(None, map(shutil.which, known))]:
+        headers = headers_of(python)
+        if headers is not None:
+            found[minor_of(headers)] = headers
+        elif given:
+            raise SystemExit(f"build_wheel: expected Python.h of {python}, got none. Install it.")
+    for minor in sorted(set(range(10, 16)).difference(found)):
+        print(f"build_wheel: no headers of Python 3.{minor}: the wheel will not have it")
+    return found
+
+
+def unpack_torch(version: str) -> Path:
+    """Downloads a torch and unpacks what a build reads; times are those of its files."""
+    folder, downloads = WORK / "torch", WORK / "downloads"
+    shutil.rmtree(folder, ignore_errors=True)
+    options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--dest", downloads)
+    run(sys.executable, "-m", "pip", "download", *options, f"torch=={version}")
+    wheel = next(downloads.glob(f"torch-{version}*.whl"))
+    with ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            needed = re.match(r"torch/(include/|version\.py|lib/lib[^/]*\.so)", info.filename)
+            if needed and not info.is_dir():
+                path = archive.extract(info, folder)
+                then = time.mktime((*info.date_time, 0, 0, -1))
+                os.utime(path, (then, then))
+    wheel.unlink()
+    return folder / "torch"
+
+
+def build_kernels(with_cuda: bool) -> Path:
+    """Compiles libtorchfuse_kernels.so."""
+    folder = WORK / "kernels"
+    run(
+        *("cmake", "--preset", "release", "-B", folder),
+        *("-DTORCHFUSE_KERNELS_ONLY=ON", f"-DTORCHFUSE_WITH_CUDA={'ON' if with_cuda else 'OFF'}"),
+    )
+    run("cmake", "--build", folder, "--target", "torchfuse_kernels_library")
+    return folder / "csrc/kernels/libtorchfuse_kernels.so"
+
+
+def build_shim(version: str, cuda: bool, torch: Path, kernels: Path, pythons: list[Path]) -> Path:
+    """Compiles what depends on torch, and installs it into a folder of the package.
+
+    Without `pythons` the modules are left out.
+    """
+    minor = version.rpartition(".")[0]
+    major = re.search(r"cuda[^=\n]*= '(\d+)", (torch / "version.py").read_text("utf-8"))
+    assert major is not None
+    name = f"torch{minor}-{f'cu{major[1]}' if cuda else 'cpu'}"
+    folder, shim = WORK / name, PACKAGE / "shims" / name
+    run(
+        *("cmake", "--preset", "release", "-B", folder, "-DCMAKE_INSTALL_LIBDIR=lib"),
+        *("-DTORCHFUSE_RELOCATABLE=ON", f"-DTORCHFUSE_WITH_CUDA={'ON' if cuda else 'OFF'}"),
+        f"-DTORCHFUSE_TORCH_DIR={torch}",
+        f"-DTORCHFUSE_KERNELS_LIBRARY={kernels}",
+        f"-DTORCHFUSE_BUILD_PYTHON={'ON' if pythons else 'OFF'}",
+        f"-DTORCHFUSE_PYTHON_HEADERS={';'.join(map(str, pythons))}",
+    )
+    run("cmake", "--build", folder, "--target", "torchfuse", *(["torchfuse_C"] if pythons else []))
+    for component in ((), ("--component", "python")):
+        run("cmake", "--install", folder, "--prefix", shim, *component)
+    shutil.rmtree(shim / "share", ignore_errors=True)  # the wheel has its own license
+    return shim
+
+
+def finish_package(kernels: Path) -> None:
+    """Adds what all shims share, and removes what a program does not need."""
+    shim = next((PACKAGE / "shims").iterdir()) / "lib/cmake/torchfuse"
+    package = PACKAGE / "lib/cmake/torchfuse"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "cmake/torchfuseWheelConfig.cmake", package / "torchfuseConfig.cmake")
+    for name in (
+        "torchfuseConfigVersion.cmake",
+        "TorchfuseLocateTorch.cmake",
+        "torch_search_path.py",
+    ):
+        shutil.copy(shim / name, package)
+    shutil.copy(kernels, PACKAGE / "lib")
+    for library in PACKAGE.rglob("*.so"):
+        run("strip", "--strip-unneeded", library)
+        # Which file it is differs between wheels of torch; torch itself has loaded the right one.
+        if library.name == "libtorchfuse.so" or library.name.startswith("_C."):
+            run("patchelf", "--remove-needed", "libgomp.so.1", library)
+
+
+def main() -> None:
+    """Builds dist/torchfuse-<version>-py3-none-manylinux_*.whl."""
+    with_cuda = os.environ.get("TORCHFUSE_WITH_CUDA") != "OFF"
+    pythons = find_pythons()
+    shutil.rmtree(PACKAGE, ignore_errors=True)
+    kernels = build_kernels(with_cuda)
+    for version in os.environ.get("TORCHES", TORCHES).split():
+        torch = unpack_torch(version)
+        # The Pythons for which there is such a torch.
+        known = range(11, 16) if int(version.split(".")[1]) >= 15 else range(10, 15)
+        headers = [pythons[minor] for minor in known if minor in pythons]
+        shim = build_shim(version, with_cuda, torch, kernels, headers)
+        if with_cuda:  # the modules know no CUDA
+            other = build_shim(version, False, torch, kernels, [])
+            for module in shim.glob("_C.*"):
+                shutil.copy(module, other)
+        shutil.rmtree(torch)
+    finish_package(kernels)
+    raw = WORK / "raw"
+    shutil.rmtree(raw, ignore_errors=True)
+    options = ("--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", raw)
+    run(sys.executable, "-m", "pip", "wheel", *options, ROOT, TORCHFUSE_PREBUILT=str(PACKAGE))
+    excluded = [f"--exclude={name}" for name in EXCLUDED]
+    run(
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        *excluded,
+        "-w",
+        ROOT / "dist",
+        *raw.glob("*.whl"),
+    )
+    for wheel in (ROOT / "dist").glob("torchfuse-*-py3-none-*.whl"):
+        print(f"build_wheel: {wheel}, {wheel.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
