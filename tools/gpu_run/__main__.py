@@ -41,7 +41,7 @@ NAMED_FAILURES, LOG_BYTES = 20, 2**21
 
 #: What stages need beside torch and the bundle.
 PROGRAMS = ("compute-sanitizer", "ncu")
-MODULES = ("hypothesis", "numpy", "pytest", "safetensors", "torchvision", "xdist")
+MODULES = ("numpy", "pytest", "safetensors", "torchvision", "xdist")
 
 
 def machine() -> dict[str, Any]:
