@@ -8,6 +8,10 @@ set(TORCHFUSE_BUILT_TORCH_ROOT "")
 if(NOT TORCHFUSE_RELOCATABLE)
   set(TORCHFUSE_BUILT_TORCH_ROOT "${TORCHFUSE_TORCH_ROOT}")
 endif()
+set(TORCHFUSE_SHARES_KERNELS OFF)
+if(TORCHFUSE_KERNELS_LIBRARY)
+  set(TORCHFUSE_SHARES_KERNELS ON)
+endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/torchfuseConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/torchfuseConfig.cmake"

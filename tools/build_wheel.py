@@ -4,7 +4,8 @@
 The kernels are compiled once. For each minor version of torch, with CUDA and for the CPU, the
 library of ops and classes is compiled against that torch, and the module for every Python whose
 headers are here. One torch lies on the disk at a time; build folders stay, so that a second run
-compiles what has changed.
+compiles what has changed. The interpreter that runs this must be one that every torch has: 3.11 to
+3.14.
 
     PYTHONS="python3.12 /opt/python3.14/include"  interpreters, or folders with Python.h; default:
                                                   all that are found on PATH and below ~/.pyenv
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/wheel"
 PACKAGE = WORK / "package"
 TORCHES = "2.11.0 2.12.1 2.13.0 2.14.1 2.15.0"
+PYTHONS = range(10, 16)
 #: What belongs to torch or to the driver. A second OpenMP runtime would not share torch's threads.
 EXCLUDED = ("libtorch.so", "libtorch_*.so", "libc10*.so", "libgomp*.so*", "libcuda.so*")
 
@@ -38,38 +40,40 @@ def run(*command: str | Path, **variables: str) -> None:
     subprocess.run(parts, check=True, env={**os.environ, **variables}, cwd=ROOT)
 
 
-def headers_of(python: str) -> Path | None:
+def headers_of(python: str) -> Path:
     """Returns the folder of Python.h that belongs to an interpreter, or the folder itself."""
-    folder = Path(python)
-    if not folder.is_dir():
-        code = "import sysconfig; print(sysconfig.get_path('include'))"
-        folder = Path(
-            subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
-        )
-    return folder if (folder / "patchlevel.h").is_file() else None
+    if Path(python).is_dir() or not shutil.which(python):
+        return Path(python)
+    code = "import sysconfig; print(sysconfig.get_path('include'))"
+    return Path(subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip())
 
 
-def minor_of(headers: Path) -> int:
-    """Returns 12 for the headers of Python 3.12."""
-    found = re.search(r"PY_MINOR_VERSION\s+(\d+)", (headers / "patchlevel.h").read_text("utf-8"))
-    assert found is not None
-    return int(found[1])
+def minor_of(headers: Path) -> int | None:
+    """Returns 12 for the headers of a Python 3.12; None for what has none or is free-threaded."""
+    level, config = headers / "patchlevel.h", headers / "pyconfig.h"
+    if not level.is_file() or "define Py_GIL_DISABLED 1" in config.read_text("utf-8"):
+        return None
+    found = re.search(r"PY_MINOR_VERSION\s+(\d+)", level.read_text("utf-8"))
+    return None if found is None else int(found[1])
 
 
 def find_pythons() -> dict[int, Path]:
-    """Returns headers by minor version, and names the versions that are missing."""
+    """Returns headers by minor version."""
     given = os.environ.get("PYTHONS", "").split()
-    known = [f"python3.{minor}" for minor in range(10, 16)]
-    pyenv = sorted(str(path) for path in Path.home().glob(".pyenv/versions/3.*/bin/python3"))
+    known = filter(None, (shutil.which(f"python3.{minor}") for minor in PYTHONS))
+    pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3")))
     found: dict[int, Path] = {}
-    for python in given or [*pyenv, *filter(None, map(shutil.which, known))]:
+    for python in given or [*pyenv, *known]:
         headers = headers_of(python)
-        if headers is not None:
-            found[minor_of(headers)] = headers
+        minor = minor_of(headers)
+        if minor is not None and minor in PYTHONS:
+            found[minor] = headers
         elif given:
-            raise SystemExit(f"build_wheel: expected Python.h of {python}, got none. Install it.")
-    for minor in sorted(set(range(10, 16)).difference(found)):
-        print(f"build_wheel: no headers of Python 3.{minor}: the wheel will not have it")
+            raise SystemExit(
+                f"build_wheel: expected {python} to be a Python 3.{PYTHONS[0]} to 3.{PYTHONS[-1]} "
+                "with Python.h and the GIL, or a folder with its headers, got another. Install its "
+                "headers, or leave it out of PYTHONS."
+            )
     return found
 
 
@@ -109,8 +113,9 @@ def build_shim(version: str, cuda: bool, torch: Path, kernels: Path, pythons: li
     """
     minor = version.rpartition(".")[0]
     major = re.search(r"cuda[^=\n]*= '(\d+)", (torch / "version.py").read_text("utf-8"))
-    assert major is not None
-    name = f"torch{minor}-{f'cu{major[1]}' if cuda else 'cpu'}"
+    if cuda and major is None:
+        raise SystemExit(f"build_wheel: expected torch {version} with CUDA, got one without")
+    name = f"torch{minor}-cu{major[1]}" if cuda and major else f"torch{minor}-cpu"
     folder, shim = WORK / name, PACKAGE / "shims" / name
     run(
         *("cmake", "--preset", "release", "-B", folder, "-DCMAKE_INSTALL_LIBDIR=lib"),
@@ -120,6 +125,10 @@ def build_shim(version: str, cuda: bool, torch: Path, kernels: Path, pythons: li
         f"-DTORCHFUSE_BUILD_PYTHON={'ON' if pythons else 'OFF'}",
         f"-DTORCHFUSE_PYTHON_HEADERS={';'.join(map(str, pythons))}",
     )
+    if cuda and "TORCHFUSE_NCCL_INCLUDE_DIR-NOTFOUND" in (folder / "CMakeCache.txt").read_text():
+        raise SystemExit(
+            "build_wheel: expected nccl.h beside CUDA's headers, got none. Install it."
+        )
     run("cmake", "--build", folder, "--target", "torchfuse", *(["torchfuse_C"] if pythons else []))
     for component in ((), ("--component", "python")):
         run("cmake", "--install", folder, "--prefix", shim, *component)
@@ -156,7 +165,7 @@ def main() -> None:
     for version in os.environ.get("TORCHES", TORCHES).split():
         torch = unpack_torch(version)
         # The Pythons for which there is such a torch.
-        known = range(11, 16) if int(version.split(".")[1]) >= 15 else range(10, 15)
+        known = PYTHONS[1:] if int(version.split(".")[1]) >= 15 else PYTHONS[:-1]
         headers = [pythons[minor] for minor in known if minor in pythons]
         shim = build_shim(version, with_cuda, torch, kernels, headers)
         if with_cuda:  # the modules know no CUDA
@@ -169,6 +178,8 @@ def main() -> None:
     shutil.rmtree(raw, ignore_errors=True)
     options = ("--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", raw)
     run(sys.executable, "-m", "pip", "wheel", *options, ROOT, TORCHFUSE_PREBUILT=str(PACKAGE))
+    for older in (ROOT / "dist").glob("torchfuse-*.whl"):
+        older.unlink()
     excluded = [f"--exclude={name}" for name in EXCLUDED]
     run(
         sys.executable,
@@ -182,6 +193,8 @@ def main() -> None:
     )
     for wheel in (ROOT / "dist").glob("torchfuse-*-py3-none-*.whl"):
         print(f"build_wheel: {wheel}, {wheel.stat().st_size / 1e6:.1f} MB")
+    for minor in sorted(set(PYTHONS).difference(pythons)):
+        print(f"build_wheel: it lacks Python 3.{minor}, whose headers are not here")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ def test_the_cpp_section_builds_and_trains() -> None:
     shutil.rmtree(project, ignore_errors=True)
     project.mkdir(parents=True)
     (project / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(train LANGUAGES CXX)\n"
-        + block("cmake", "find_package(torchfuse"),
+        block("cmake", "find_package(torchfuse"),
         encoding="utf-8",
     )
     code = block("cpp", "torchfuse::optim::FusedAdam")

@@ -110,6 +110,12 @@ def test_the_library_of_the_cpu_needs_nothing_of_cuda(installed: Environment) ->
     assert not any(name in needed for name in ("cuda", "gomp", str(WORK)))
 
 
+def test_no_file_names_the_machine_that_built_it(installed: Environment, checkout: Path) -> None:
+    package = installed.site_packages / "torchfuse"
+    files = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert [path for path in files if str(checkout).encode() in path.read_bytes()] == []
+
+
 @pytest.mark.parametrize("damage", ["lost", "of another version"])
 def test_kernels_that_do_not_belong_are_refused(installed: Environment, damage: str) -> None:
     library = installed.site_packages / "torchfuse/lib/libtorchfuse_kernels.so"
