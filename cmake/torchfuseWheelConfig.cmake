@@ -6,25 +6,36 @@ get_filename_component(_torchfuse_package "${CMAKE_CURRENT_LIST_DIR}/../../.." A
 set(TORCHFUSE_TORCH_HINTS "${_torchfuse_package}/../torch")
 include("${CMAKE_CURRENT_LIST_DIR}/TorchfuseLocateTorch.cmake")
 torchfuse_locate_torch()
+unset(torchfuse_NOT_FOUND_MESSAGE)
 string(REGEX MATCH "^[0-9]+" _torchfuse_cuda "${TORCHFUSE_TORCH_CUDA_VERSION}")
 
-# Without one for its CUDA: the one for the CPU.
 set(torchfuse_FOUND FALSE)
-foreach(_torchfuse_kind "cu${_torchfuse_cuda}" cpu)
+set(_torchfuse_shim "${_torchfuse_package}/shims/torch${TORCHFUSE_TORCH_MINOR}")
+if(NOT TORCHFUSE_TORCH_ROOT)
   set(
-    _torchfuse_config
-    "${_torchfuse_package}/shims/torch${TORCHFUSE_TORCH_MINOR}-${_torchfuse_kind}/lib/cmake/torchfuse/torchfuseConfig.cmake"
+    torchfuse_NOT_FOUND_MESSAGE
+    "torchfuse needs torch, and none was found: set TORCHFUSE_TORCH_DIR to its folder."
   )
-  if(NOT torchfuse_FOUND AND TORCHFUSE_TORCH_ROOT AND EXISTS "${_torchfuse_config}")
-    set(TORCHFUSE_TORCH_DIR "${TORCHFUSE_TORCH_ROOT}")
-    include("${_torchfuse_config}")
+elseif(EXISTS "${_torchfuse_shim}-cu${_torchfuse_cuda}")
+  set(_torchfuse_shim "${_torchfuse_shim}-cu${_torchfuse_cuda}")
+elseif(EXISTS "${_torchfuse_shim}-cpu")
+  set(_torchfuse_shim "${_torchfuse_shim}-cpu")
+  if(_torchfuse_cuda AND NOT torchfuse_FIND_QUIETLY)
+    message(
+      WARNING
+      "torchfuse has no kernels for CUDA ${TORCHFUSE_TORCH_CUDA_VERSION}, with which the torch in "
+      "${TORCHFUSE_TORCH_ROOT} was built: the program will run on the CPU. Build torchfuse from source."
+    )
   endif()
-endforeach()
-if(NOT torchfuse_FOUND AND NOT torchfuse_NOT_FOUND_MESSAGE)
+else()
   file(GLOB _torchfuse_known RELATIVE "${_torchfuse_package}/shims" "${_torchfuse_package}/shims/*")
   list(JOIN _torchfuse_known ", " _torchfuse_known)
   set(
     torchfuse_NOT_FOUND_MESSAGE
-    "torchfuse was built for ${_torchfuse_known}, and the torch that was found is '${TORCHFUSE_TORCH_VERSION}' in '${TORCHFUSE_TORCH_ROOT}': set TORCHFUSE_TORCH_DIR to one of these, or build torchfuse from source."
+    "torchfuse was built for ${_torchfuse_known}, and the torch in ${TORCHFUSE_TORCH_ROOT} is ${TORCHFUSE_TORCH_VERSION}: set TORCHFUSE_TORCH_DIR to one of these, or build torchfuse from source."
   )
+endif()
+if(NOT torchfuse_NOT_FOUND_MESSAGE)
+  set(TORCHFUSE_TORCH_DIR "${TORCHFUSE_TORCH_ROOT}")
+  include("${_torchfuse_shim}/lib/cmake/torchfuse/torchfuseConfig.cmake")
 endif()

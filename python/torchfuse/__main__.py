@@ -54,7 +54,7 @@ def _library() -> dict[str, str]:
     _loader.load()
     from torchfuse import _C
 
-    folder = str(_loader.build_folder())
+    folder = str(Path(_C.__file__).parent)
     return {"native library": "loads", "loaded from": folder, "cpu level in use": _C.cpu_isa()}
 
 
@@ -99,7 +99,7 @@ def describe_environment() -> dict[str, str]:
     for name, describe in parts.items():
         try:
             described |= describe()
-        except (ImportError, OSError, RuntimeError) as error:
+        except Exception as error:
             described[name] = f"{type(error).__name__}: {error}"
     return {key: " ".join(value.split()) or "none" for key, value in described.items()}
 

@@ -35,15 +35,16 @@ cmake_prefix_path: str = str(_PACKAGE)
 @functools.cache
 def _builds() -> dict[Path, dict[str, Any]]:
     """Returns the folder of each build in the package, and what it recorded."""
-    shims = sorted((_PACKAGE / "shims").glob("torch*"))
-    records = {folder: folder / "build_info.json" for folder in shims or [_PACKAGE]}
+    shims = sorted(_PACKAGE.glob("shims/torch*/build_info.json"))
     try:
-        return {folder: json.loads(path.read_text("utf-8")) for folder, path in records.items()}
-    except FileNotFoundError as error:
-        remedy = "Install the wheel again" if shims else "Build it with: pip install ."
+        return {
+            path.parent: json.loads(path.read_text("utf-8"))
+            for path in shims or [_PACKAGE / "build_info.json"]
+        }
+    except OSError:
         raise ImportError(
-            f"torchfuse: expected {Path(error.filename).name} in {Path(error.filename).parent}, "
-            f"got none: the native library has not been built. {remedy}"
+            "torchfuse: expected build_info.json in the package, got none: the native library "
+            "has not been built. Build it with: pip install ."
         ) from None
 
 
@@ -65,7 +66,7 @@ def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Pa
         hip: version of ROCm, or None.
 
     Raises:
-        ImportError: for a minor version of torch that nothing here was built with.
+        ImportError: for a minor version of torch, or a CUDA, that nothing here was built with.
 
     Warns:
         UserWarning: where the kernels would run on the GPU of a torch for another CUDA.
@@ -78,33 +79,41 @@ def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Pa
             f"torchfuse: expected torch {' or '.join(minors)}, with which it was built, "
             f"got torch {installed}. {_REBUILD}"
         )
-    if len(fitting) == 1:
-        return fitting[0]
+    if fitting == [_PACKAGE]:
+        return _PACKAGE
     majors = {str(builds[path]["cuda"]).partition(".")[0]: path for path in fitting}
-    found = majors.get((cuda or "").partition(".")[0])
-    if found is None or hip is not None:
-        platform = f"ROCm {hip}" if hip else f"CUDA {cuda}"
-        warnings.warn(
-            f"torchfuse: expected a torch for CUDA {max(majors)}, got torch {installed} for "
-            f"{platform}: only its CPU kernels are there. {_REBUILD}",
-            stacklevel=2,
-        )
-    return found if found is not None and hip is None else majors[""]
+    found = majors.get("" if hip else (cuda or "").partition(".")[0])
+    wanted = max(str(info["cuda"]).partition(".")[0] for info in builds.values())
+    if found is not None and not hip:
+        return found
+    platform = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "no GPU"
+    expected = (
+        f"torchfuse: expected a torch for CUDA {wanted}, got torch {installed} for {platform}"
+    )
+    if "" not in majors:
+        raise ImportError(f"{expected}. {_REBUILD}")
+    if wanted:  # a wheel without CUDA was made for the CPU
+        warnings.warn(f"{expected}: only its CPU kernels are there. {_REBUILD}", stacklevel=2)
+    return majors[""]
 
 
 @functools.cache
 def build_folder() -> Path:
     """Returns the folder of the build for the installed torch."""
+    missing = None
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
+        missing = error
+    # Of a torch that was removed, a folder may be left, which Python takes for a package.
+    if missing is not None or not hasattr(torch, "__version__"):
         minors = [_minor(info["torch"]) for info in _builds().values()]
         raise ImportError(
             f"torchfuse: expected torch {min(minors)} or newer, got none. Install it first: "
             "pip install torch"
-        ) from error
+        ) from missing
     return choose_build(torch.__version__, torch.version.cuda, torch.version.hip)
 
 
@@ -135,11 +144,14 @@ def load() -> None:
 
     _check_python(folder)
     if str(folder) not in torchfuse.__path__:
-        torchfuse.__path__.append(str(folder))
+        torchfuse.__path__.insert(0, str(folder))  # before a module of another installation
     try:
         importlib.import_module("torchfuse._C")
     except ImportError as error:
-        wheel = "Install its wheel again: pip install --force-reinstall --no-deps WHEEL"
+        wheel = (
+            "Install its wheel again: pip install --force-reinstall --no-deps WHEEL. For a torch "
+            "that is no release, build torchfuse from its checkout"
+        )
         raise ImportError(
             f"torchfuse: expected its native library to load with torch {torch.__version__}, "
             f"got: {error}. {_REBUILD if folder == _PACKAGE else wheel}"

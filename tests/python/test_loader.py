@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def write(folder: Path, record: dict[str, str]) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "build_info.json").write_text(json.dumps(record), encoding="utf-8")
 
 
@@ -71,20 +72,29 @@ def test_a_torch_without_a_build_is_refused(torch: str) -> None:
         _loader.choose_build(torch, "13.0")
 
 
-def test_a_single_build_serves_any_cuda(package: Path) -> None:
-    """Its own CUDA is that of the torch that it was built with."""
-    (package / "shims").rename(package / "others")
-    write(package / "shims/torch2.11-cpu", {"torchfuse": "0.1.0", "torch": "2.11.0", "cuda": ""})
+def test_a_wheel_without_cuda_serves_any_torch(package: Path) -> None:
+    for folder in package.glob("shims/*-cu13"):
+        shutil.rmtree(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert _loader.choose_build("2.11.0", "12.9").name == "torch2.11-cpu"
 
 
-def test_a_missing_record_is_named(package: Path) -> None:
-    (package / "shims/torch2.15-cpu/build_info.json").unlink()
-    message = r"expected build_info.json in .*torch2\.15-cpu, got none: .* Install the wheel again"
-    with pytest.raises(ImportError, match=message):
+def test_without_the_cpus_build_another_gpu_is_refused(package: Path) -> None:
+    shutil.rmtree(package / "shims/torch2.11-cpu")
+    for cuda, hip in (("12.9", None), (None, "7.1"), (None, None)):
+        with pytest.raises(ImportError, match=f"expected a torch for CUDA 13, got .* {REMEDY}"):
+            _loader.choose_build("2.11.0", cuda, hip)
+
+
+def test_a_build_from_source_is_taken_as_it_is(package: Path) -> None:
+    """Whatever its torch's CUDA is now; folders that a wheel left behind are no builds."""
+    for record in package.glob("shims/*/build_info.json"):
+        record.unlink()
+    with pytest.raises(ImportError, match="the native library has not been built"):
         _loader.choose_build("2.11.0", None)
+    write(package / ".", {"torchfuse": "0.1.0", "torch": "2.11.0", "cuda": ""})
+    assert _loader.choose_build("2.11.0", "12.9") == package
 
 
 @pytest.mark.parametrize("tag", ["cpython-39", "cpython-313t"])

@@ -106,6 +106,7 @@ def test_a_cpp_program_takes_the_library_of_its_torch(installed: Environment) ->
 
 def test_the_library_of_the_cpu_needs_nothing_of_cuda(installed: Environment) -> None:
     needed = run(["readelf", "-d", shim(installed) / "lib/libtorchfuse.so"])
+    assert "(RPATH)" in needed  # which comes before LD_LIBRARY_PATH
     assert "libtorchfuse_kernels.so" in needed
     assert not any(name in needed for name in ("cuda", "gomp", str(WORK)))
 
