@@ -87,7 +87,7 @@ def unpack_torch(version: str) -> Path:
     with ZipFile(wheel) as archive:
         for info in archive.infolist():
             needed = re.match(r"torch/(include/|version\.py|lib/lib[^/]*\.so)", info.filename)
-            if needed and not info.is_dir():
+            if needed and not info.is_dir():  # ninja would compile all again for newer headers
                 path = archive.extract(info, folder)
                 then = time.mktime((*info.date_time, 0, 0, -1))
                 os.utime(path, (then, then))
@@ -181,16 +181,8 @@ def main() -> None:
     for older in (ROOT / "dist").glob("torchfuse-*.whl"):
         older.unlink()
     excluded = [f"--exclude={name}" for name in EXCLUDED]
-    run(
-        sys.executable,
-        "-m",
-        "auditwheel",
-        "repair",
-        *excluded,
-        "-w",
-        ROOT / "dist",
-        *raw.glob("*.whl"),
-    )
+    repair = ("-m", "auditwheel", "repair", *excluded, "-w", str(ROOT / "dist"))
+    run(sys.executable, *repair, *raw.glob("*.whl"))
     for wheel in (ROOT / "dist").glob("torchfuse-*-py3-none-*.whl"):
         print(f"build_wheel: {wheel}, {wheel.stat().st_size / 1e6:.1f} MB")
     for minor in sorted(set(PYTHONS).difference(pythons)):

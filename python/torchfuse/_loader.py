@@ -69,7 +69,7 @@ def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Pa
         ImportError: for a minor version of torch, or a CUDA, that nothing here was built with.
 
     Warns:
-        UserWarning: where the kernels would run on the GPU of a torch for another CUDA.
+        UserWarning: for a torch for another CUDA or for ROCm, which gets the CPU's build.
     """
     builds = _builds()
     minors = sorted({_minor(info["torch"]) for info in builds.values()}, key=lambda m: int(m[2:]))
@@ -82,10 +82,10 @@ def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Pa
     if fitting == [_PACKAGE]:
         return _PACKAGE
     majors = {str(builds[path]["cuda"]).partition(".")[0]: path for path in fitting}
-    found = majors.get("" if hip else (cuda or "").partition(".")[0])
-    wanted = max(str(info["cuda"]).partition(".")[0] for info in builds.values())
-    if found is not None and not hip:
+    found = None if hip else majors.get((cuda or "").partition(".")[0])
+    if found is not None:
         return found
+    wanted = max(str(info["cuda"]).partition(".")[0] for info in builds.values())
     platform = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "no GPU"
     expected = (
         f"torchfuse: expected a torch for CUDA {wanted}, got torch {installed} for {platform}"
