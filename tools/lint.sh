@@ -18,7 +18,7 @@ fi
 
 status=0
 clang-format --dry-run --Werror "${cxx[@]}" || status=1
-gersemi --check --quiet "${cmake[@]}" || status=1
+gersemi --check "${cmake[@]}" || status=1
 ruff format --check --quiet "${python[@]}" || status=1
 ruff check "${python[@]}" || status=1
 shellcheck "${shell[@]}" || status=1
