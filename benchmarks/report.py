@@ -41,15 +41,15 @@ MACHINE = re.compile(
     r"(?:[A-Z0-9][\w-]* )+with (?:AVX-512|AVX2)(?P<threads>, \w+ threads?)?"
     r"(?= \(\[result file\]\((?:\.\./)?(?P<file>benchmarks/results/[\w./-]+\.json)\)\))"
 )
-NOISE = re.compile(r"(?<=In this run torch against itself came to )[\d.]+ and [\d.]+(?=:)")
+NOISE = re.compile(r"(?<=Timing torch against itself gave )[\d.]+ to [\d.]+(?=, )")
 BUILD = re.compile(r"about \d+ s on two cores, or \d+ s with CUDA")
 GPU_RUN = re.compile("(?<=<!-- last GPU run: begin -->\n).*?(?=\n<!-- last GPU run: end -->)", re.S)
 GPU_TABLE = re.compile("(?<=<!-- table: gpu -->\n).*?(?=\n<!-- table: end -->)", re.S)
 ISA = {"avx512": "AVX-512", "avx2": "AVX2"}
 THREADS = {1: "one thread", 2: "two threads"}
 WITHOUT_GPU = (
-    "The CUDA kernels compile for four GPU architectures, and their source is tested on the CPU "
-    "and on a pretended CUDA device."
+    "The CUDA kernels compile for four GPU architectures. Tests without a GPU run the kernels' "
+    "source on the CPU, and the CUDA host code on a simulated CUDA runtime."
 )
 
 
@@ -169,7 +169,7 @@ def _noise(root: Path, file: str) -> str:
     ]
     if not ends:
         raise ValueError(f"{README}: expected cases of noise in {file}, got none.")
-    return f"{min(ends):.2f} and {max(ends):.2f}"
+    return f"{min(ends):.2f} to {max(ends):.2f}"
 
 
 def _build(root: Path) -> str:

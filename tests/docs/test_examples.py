@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Examples of the README and the pages that no doctest runs: both sides of each diff train."""
+"""Examples that no doctest runs: the first loop and both sides of each migration diff train."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +37,20 @@ def trained(code: str) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "from_torch.md"], ids=str)
-def test_both_sides_of_a_diff_from_torch_train_alike(page: Path) -> None:
+def test_the_first_loop_is_complete_and_trains() -> None:
+    readme, index = (
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+        for page in (ROOT / "README.md", DOCS / "index.md")
+    )
+    assert readme == index
+    torch.manual_seed(0)
+    scope: dict[str, Any] = {}
+    exec(compile(readme, "README.md", "exec"), scope)
+    assert scope["loss"].item() < 0.3  # from 0.7, the loss of a guess
+
+
+def test_both_sides_of_the_diff_from_torch_train_alike() -> None:
+    page = DOCS / "from_torch.md"
     assert "torchfuse" not in side(page, "-")
     torch.testing.assert_close(trained(side(page, "+")), trained(side(page, "-")))
 

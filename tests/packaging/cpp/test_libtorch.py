@@ -52,7 +52,7 @@ def libtorch() -> Path:
 
 @pytest.fixture(scope="module")
 def installed(without_python: dict[str, str], libtorch: Path) -> Path:
-    """The README's line for C++ without Python; without CUDA, to save time."""
+    """The install page's lines for C++ without Python; without CUDA, to save time."""
     prefix = WORK / "libtorch-prefix"
     shutil.rmtree(prefix, ignore_errors=True)
     configure(
