@@ -44,7 +44,7 @@ def _as_code(text: str) -> str:
 
 def _table(rows: list[tuple[str, str]]) -> str:
     lines = [f"| {name} | {_as_code(text)} |" for name, text in rows]
-    return "\n".join(["| name | what it is |", "|---|---|", *lines])
+    return "\n".join(["| name | description |", "|---|---|", *lines])
 
 
 def python_names(module: str) -> list[tuple[str, Any]]:
