@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Objects that know torch's archives: their plain values in a checkpoint.
+// Parts of a checkpoint that save themselves to torch's archives.
 #include <c10/util/Exception.h>
 
 #include <memory>
@@ -18,7 +18,8 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Save = std::function<void(OutputArchive&)>;
 
-/// A value as archives hold it: their lists are of one type, which a plain list does not name.
+/// Returns the value with typed lists. Archives need a list's element type, which a plain list does
+/// not store.
 c10::IValue typed(const c10::IValue& value, const std::string& where) {
   if (value.isTuple()) {
     std::vector<c10::IValue> elements;
@@ -87,7 +88,8 @@ void write_dict(OutputArchive& archive, const Dict& dict) {
   }
 }
 
-/// Archives are filled by one class and read by another, so the values pass through memory.
+/// Runs a save function and returns an archive to read from. The values pass through memory,
+/// because one class fills archives and another reads them.
 std::shared_ptr<InputArchive> archive_of(const Save& save) {
   OutputArchive written;
   save(written);
@@ -105,7 +107,7 @@ CheckpointPart archived_part(Save save, std::function<void(InputArchive&)> load)
   const auto prepare = [save, load](const c10::IValue& value) -> std::function<void()> {
     const Dict saved = as_dict(value, "expected the state");
     const auto archive = archive_of([&](OutputArchive& written) { write_dict(written, saved); });
-    // Only the object itself can check its values: it loads them, and its own again.
+    // Only the object can check its values, so load them, and then restore the old values.
     const auto own = archive_of(save);
     load(*archive);
     load(*own);

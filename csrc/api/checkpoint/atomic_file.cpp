@@ -20,11 +20,11 @@ namespace torchfuse::checkpoint {
 namespace {
 
 // Note [No std::filesystem]
-// libtorch.so exports parts of std::filesystem that call functions it lacks.
+// libtorch.so exports parts of std::filesystem that call functions missing from libtorch.so.
 
-/// The file that symbolic links lead to, also where it does not exist yet.
+/// Returns the file that a chain of symbolic links points to, even if the file does not exist yet.
 std::string target_of(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as the kernel
+  constexpr int kMostLinks = 40;  // the kernel's limit
   std::string target = path;
   for (int links = 0; links < kMostLinks; ++links) {
     std::string link(PATH_MAX, '\0');
@@ -35,10 +35,10 @@ std::string target_of(const std::string& path) {
     const bool is_relative = link.front() != '/' && slash != std::string::npos;
     target = is_relative ? target.substr(0, slash + 1) + link : link;
   }
-  return path;  // links in a circle, which cannot be opened
+  return path;  // a cycle of links, which cannot be opened
 }
 
-/// 16 hexadecimal digits, unique among all processes of all machines.
+/// Returns 16 random hexadecimal digits, unique among all processes on all machines.
 std::string random_digits() {
   std::random_device device;
   const std::uint64_t number = (std::uint64_t{device()} << 32) | device();
@@ -54,7 +54,7 @@ int sync_folder(const std::string& path) {
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return errno;
-  // Some file systems have no fsync of folders.
+  // Some file systems do not support fsync on folders.
   const int error = ::fsync(descriptor) != 0 && errno != EINVAL ? errno : 0;
   ::close(descriptor);
   return error;
@@ -64,7 +64,7 @@ int sync_folder(const std::string& path) {
 
 AtomicFile::AtomicFile(std::string caller, const std::string& path)
     : caller_(std::move(caller)), path_(target_of(path)) {
-  TORCH_CHECK_VALUE(!path.empty(), caller_, ": expected path to name a file, got an empty one.");
+  TORCH_CHECK_VALUE(!path.empty(), caller_, ": expected path to name a file, got an empty path.");
   struct stat replaced{};
   const bool replaces = ::stat(path_.c_str(), &replaced) == 0;
   TORCH_CHECK_VALUE(!replaces || !S_ISDIR(replaced.st_mode), caller_, ": expected ", path,
@@ -75,7 +75,7 @@ AtomicFile::AtomicFile(std::string caller, const std::string& path)
   temporary_ = path_ + ".tmp-" + random_digits();
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail("create a file in the folder of", errno);
-  // A file that is replaced keeps its permissions.
+  // The new file keeps the replaced file's permissions.
   if (replaces) std::ignore = ::fchmod(descriptor_, replaced.st_mode & 0777U);
 }
 
@@ -118,7 +118,7 @@ void AtomicFile::commit() {
   const int error = sync_folder(path_);
   TORCH_CHECK(error == 0, caller_, ": replaced ", path_,
               ", but its folder was not synced: ", std::generic_category().message(error),
-              ". After a power failure it may hold the file before.");
+              ". After a power failure the path may hold the previous file.");
 }
 
 void AtomicFile::fail(const char* action, int error) const {

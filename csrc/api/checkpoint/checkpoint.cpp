@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The description of a checkpoint.
+// Builds the description of a checkpoint.
 #include <torchfuse/checkpoint.h>
 
 #include <c10/util/Exception.h>
@@ -48,7 +48,8 @@ Checkpoint& Checkpoint::archived(std::string name,
 }
 
 Checkpoint& Checkpoint::rng(std::string name) {
-  // The processes exchange their states: only the description knows the group.
+  // These functions do nothing, because save_together() and prepare_rng() exchange the states over
+  // the group.
   add(name, {[] { return c10::IValue(); }, [](const c10::IValue&) { return [] {}; }});
   rng_ = std::move(name);
   return *this;
@@ -66,7 +67,7 @@ Checkpoint& Checkpoint::add(std::string name, CheckpointPart part) {
                     name, "'.");
   const auto has_name = [&](const auto& other) { return other.first == name; };
   TORCH_CHECK_VALUE(std::none_of(parts_.begin(), parts_.end(), has_name),
-                    "Checkpoint: expected each part to have a name of its own, got '", name,
+                    "Checkpoint: expected each part to have its own name, got '", name,
                     "' twice. Pass names: model(critic, \"critic\").");
   TORCH_CHECK_VALUE(part.save && part.prepare, "Checkpoint: expected '", name,
                     "' to have functions that save and prepare it, got an empty one.");
@@ -84,8 +85,8 @@ Checkpoint& Checkpoint::group(const parallel::ProcessGroup& group) {
   return *this;
 }
 
-// With the epoch of a scheduler and other rates than its optimizer had, a run goes on with wrong
-// rates. Any optimizer may be in a part of the program's own, as those of torch always are.
+// A scheduler that resumes without its optimizer's learning rates would continue with wrong rates.
+// Archived parts may contain any optimizer, and always contain torch's, so they disable the check.
 void Checkpoint::check_schedulers(const std::string& caller) const {
   if (has_others_) return;
   for (const auto& [name, optimizer] : scheduled_optimizers_) {

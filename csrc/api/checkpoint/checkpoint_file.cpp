@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A checkpoint in one file.
+// Writes a checkpoint to one file, and loads it.
 #include <torchfuse/checkpoint.h>
 
 #include <ATen/ATen.h>
@@ -38,7 +38,7 @@ at::Tensor tensor_of(const char* bytes, std::size_t size) {
   return tensor;
 }
 
-/// The generators' states of all ranks.
+/// Returns all ranks' generator states.
 List all_generator_states(const Ranks& ranks) {
   const Dict own = checkpoint::generator_states();
   std::string cuda;
@@ -64,12 +64,12 @@ std::function<void()> prepare_rng(const c10::IValue& saved, const Ranks& ranks) 
                     checkpoint::type_name(saved), ".");
   const auto states = saved.toList();
   TORCH_CHECK_VALUE(static_cast<std::int64_t>(states.size()) == ranks.size(),
-                    "expected the states of ", ranks.size(), " processes, got those of ",
-                    states.size(), ". Load without rng() in another number of processes.");
+                    "expected the generator states of ", ranks.size(), " processes, got ",
+                    states.size(), ". To load with another number of processes, leave out rng().");
   return checkpoint::prepare_generators(states.get(static_cast<std::size_t>(ranks.rank())));
 }
 
-/// The dictionary `value`, after checking that save_checkpoint() wrote it.
+/// Returns the dictionary `value`, after checking that save_checkpoint() wrote it.
 /// @param where "load_checkpoint: expected <file>", for error messages.
 Dict checked_contents(const c10::IValue& value, const std::string& where) {
   const Dict contents = checkpoint::as_dict(value, where + " to hold a checkpoint");
@@ -86,7 +86,7 @@ Dict checked_contents(const c10::IValue& value, const std::string& where) {
   return contents;
 }
 
-/// The class that checked contents name for a part, if any.
+/// Returns the class name that the file stores for a part, if any.
 std::optional<std::string> class_of(const Dict& contents, const std::string& part) {
   const Dict torchfuse = contents.at("torchfuse").toGenericDict();
   const auto classes = torchfuse.find("classes");
@@ -97,7 +97,7 @@ std::optional<std::string> class_of(const Dict& contents, const std::string& par
   return found->value().toStringRef();
 }
 
-/// Calls `save`; an error of a value that cannot be saved names the part.
+/// Calls `save`, and adds the part's name to an error about a value that cannot be saved.
 template <class Save>
 c10::IValue saved_part(const std::string& name, const Save& save) {
   try {
@@ -114,8 +114,9 @@ Checkpoint::Saved Checkpoint::save_together(const Ranks& ranks) const {
   for (const auto& [name, sharded] : sharded_) {
     const auto& [optimizer, shards] = sharded;
     TORCH_CHECK_VALUE(ranks.size() >= shards->size(), kSave, ": expected a group of at least ",
-                      shards->size(), " processes, which share the states of '", name, "', got ",
-                      ranks.size(), ". Call group(group), and save in each of them.");
+                      shards->size(), " processes, because the states of '", name,
+                      "' are sharded over ", shards->size(), ", got ", ranks.size(),
+                      ". Call group(group) on the checkpoint, and save on every rank.");
     saved[name] = saved_part(name, [&]() -> c10::IValue {
       return shards->whole_state(shards->state_of_shards(*optimizer), ranks.rank() == 0);
     });
@@ -210,7 +211,7 @@ CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& desc
                       " than on rank 0. Copy one file to all machines, or "
                       "read it from a folder that they share.");
   }
-  // All ranks have read and checked everything; from here on nothing is refused.
+  // All ranks have read and checked everything. From here on nothing throws.
   for (const auto& load : loads) load();
   return {path, std::move(values)};
 }

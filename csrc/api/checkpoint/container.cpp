@@ -34,7 +34,7 @@ void write_records(AtomicFile& file, const Pickle& pickle) {
   writer.writeRecord("data.pkl", pickle.bytes.data(), pickle.bytes.size());
   writer.writeRecord("byteorder", "little", 6);
   for (std::size_t key = 0; key < pickle.tensors.size(); ++key) {
-    // One tensor at a time leaves its device.
+    // Copy one tensor at a time, to need little memory on the host.
     const at::Tensor tensor = pickle.tensors[key].cpu();
     writer.writeRecord("data/" + std::to_string(key), tensor.const_data_ptr(), tensor.nbytes());
     file.check();
@@ -42,24 +42,24 @@ void write_records(AtomicFile& file, const Pickle& pickle) {
   writer.writeEndOfFile();
 }
 
-/// The records of a file in torch's format: a pickle, and the bytes of tensors.
+/// The records of a file in torch's format: a pickle, and the tensors' bytes.
 class Records {
  public:
-  /// Opens a file; throws as read_container() does.
+  /// Opens a file. Throws the same errors as read_container().
   Records(const std::string& path, const std::string& caller);
   Container contents() const;
 
  private:
   std::string text_record(const std::string& name) const;
-  /// A storage, after comparing its bytes with the checksum that the file lists.
+  /// Returns a storage, after comparing its bytes with the checksum in the file's directory.
   at::Tensor storage(const std::string& key, at::ScalarType dtype, std::int64_t numel) const;
   void compare(const std::string& record, const void* data, std::size_t size) const;
 
   std::string where_;
   std::shared_ptr<InputFile> file_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
-  std::unordered_map<std::string, std::uint32_t> sums_;  ///< CRC-32s of the records
-  std::string list_;                                     ///< of entries
+  std::unordered_map<std::string, std::uint32_t> sums_;  ///< CRC-32s by record
+  std::string list_;                                     ///< the zip file's central directory
   std::string pickle_;
 };
 
@@ -88,7 +88,7 @@ std::string Records::text_record(const std::string& name) const {
 
 void Records::compare(const std::string& record, const void* data, std::size_t size) const {
   const auto listed = sums_.find(record);
-  // torch.serialization.set_crc32_options(False) leaves zeros.
+  // torch.serialization.set_crc32_options(False) writes zeros.
   if (listed == sums_.end() || listed->second == 0) return;
   TORCH_CHECK_VALUE(listed->second == crc32(data, size), where_, " to hold ", record,
                     " as it was written, got other bytes: the file is damaged. Load another "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The states of torch's default generators.
+// Saves and restores torch's default generators.
 #include <ATen/ATen.h>
 #include <ATen/core/Generator.h>
 #include <c10/util/Exception.h>
@@ -27,7 +27,7 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
-/// Checks a state with a copy of the generator, and returns the function that sets it.
+/// Checks a state on a copy of the generator, and returns the function that sets the state.
 std::function<void()> prepare(at::Generator generator, const c10::IValue& saved,
                               const std::string& key) {
   const std::string where = "expected the state's " + key;
@@ -68,7 +68,7 @@ std::function<void()> prepare_generators(const c10::IValue& saved) {
   TORCH_CHECK_VALUE(cuda.isList(), "expected the state's cuda to be a list, got a ",
                     type_name(cuda), ".");
   const auto list = cuda.toList();
-  // States of devices that are not here have nowhere to go.
+  // Ignore the states of devices that this machine lacks.
   for (std::int64_t i = 0; i < std::min<std::int64_t>(cuda_devices(), list.size()); ++i) {
     const c10::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(i));
     loads.push_back(prepare(default_generator(device), list.get(i), "cuda"));

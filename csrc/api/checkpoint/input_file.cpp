@@ -22,7 +22,7 @@ InputFile::InputFile(std::string caller, std::string path)
   TORCH_CHECK_VALUE(exists, caller_, ": expected ", path_, " to be a file, got none.");
   TORCH_CHECK_VALUE(!S_ISDIR(found.st_mode), caller_, ": expected ", path_,
                     " to be a file, got a folder. Name the file in it.");
-  // Opening a pipe would wait for its writer.
+  // Check before opening: opening a pipe would wait for its writer.
   TORCH_CHECK_VALUE(S_ISREG(found.st_mode), caller_, ": expected ", path_,
                     " to be a file, got a pipe or device. Name a file.");
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
@@ -39,7 +39,7 @@ std::size_t InputFile::read(std::uint64_t place, void* target, std::size_t count
                             const char* /*what*/) const {
   char* next = static_cast<char*>(target);
   std::size_t left = count;
-  // A damaged file may name a place that is none.
+  // A damaged file may name an offset beyond the end.
   while (left > 0 && place < size_) {
     const ssize_t got = ::pread(descriptor_, next, left, static_cast<off_t>(place));
     if (got < 0 && errno == EINTR) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A file that is read by places.
+// A file with random access.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -12,28 +12,29 @@
 
 namespace torchfuse::checkpoint {
 
-/// A file that is opened once, so that all reads see the same one, whatever replaces it meanwhile.
+/// A file that is opened once, so that all reads see the same contents even if `path` is replaced
+/// meanwhile.
 class InputFile final : public caffe2::serialize::ReadAdapterInterface {
  public:
   /// @param caller name of the caller, for error messages.
-  /// @throws c10::ValueError naming the path if it is none or no file, and c10::Error if it cannot
-  ///   be opened.
+  /// @throws c10::ValueError naming the path if it does not exist or is not a file, and c10::Error
+  ///   if it cannot be opened.
   InputFile(std::string caller, std::string path);
   ~InputFile() override;
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
   std::size_t size() const override { return size_; }
-  /// Reads `count` bytes from `place` on, fewer at the end of the file. An error is kept for
-  /// check(): torch's reader of containers takes it for damage.
+  /// Reads `count` bytes at offset `place`, fewer at the end of the file. Does not throw, because
+  /// torch's container reader would report an I/O error as damage; check() reports errors.
   /// @returns how many bytes were read.
   std::size_t read(std::uint64_t place, void* target, std::size_t count,
                    const char* what = "") const override;
-  /// Throws c10::Error for the error of an earlier read().
+  /// Throws c10::Error if an earlier read() failed.
   void check() const;
 
-  /// Calls `action`, which reads the file. What it throws, but for c10::ValueError, says that the
-  /// file is not `expected`, unless it could not be read or memory ran out.
+  /// Calls `action`, which reads the file. An exception becomes an error that the file is not
+  /// `expected`, unless it is a c10::ValueError, a read error or out of memory.
   /// @param expected "a whole file, got a damaged one".
   template <class Action>
   auto whole(const char* expected, const Action& action, const char* remedy = "") const {

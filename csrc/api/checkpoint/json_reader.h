@@ -8,13 +8,12 @@
 
 namespace torchfuse::checkpoint {
 
-/// Reads one text from its beginning to its end. Errors name the byte at which the text is not what
-/// was asked for.
+/// Reads a JSON text from beginning to end. Errors name the byte offset and the expected token.
 class JsonReader {
  public:
   explicit JsonReader(std::string_view text) : text_(text) {}
 
-  /// Calls `member(key)` for each member of an object; it must read the member's value.
+  /// Calls `member(key)` for each member of an object; `member` must read the value.
   template <typename Function>
   void object(Function member) {
     expect('{');
@@ -27,7 +26,7 @@ class JsonReader {
     expect('}');
   }
 
-  /// Calls `element()` for each element of a list; it must read the element.
+  /// Calls `element()` for each element of a list; `element` must read the element.
   template <typename Function>
   void list(Function element) {
     expect('[');
@@ -39,9 +38,9 @@ class JsonReader {
   }
 
   std::string string();
-  /// A whole number from 0 to 2^63 - 1.
+  /// Reads a whole number from 0 to 2^63 - 1.
   std::int64_t number();
-  /// Nothing but white space may follow.
+  /// Throws unless only white space follows.
   void end();
 
  private:

@@ -28,11 +28,12 @@ void add_tensors(const torch::nn::Module& module, const std::string& prefix, Nam
   }
 }
 
-/// What copy_() would refuse, or take without a word, after other objects have been loaded.
+/// Checks in advance for errors of copy_(), and for values that copy_() would silently change,
+/// because other objects are loaded by then.
 void check_target(const at::Tensor& target, const at::Tensor& saved, const std::string& where) {
   TORCH_CHECK_VALUE(!target.is_inference() || c10::InferenceMode::is_enabled(), where,
                     " to go to a tensor that can be written, got one made in inference mode. "
-                    "Construct the module, or load it, in the other mode.");
+                    "Construct the module outside inference mode.");
   TORCH_CHECK_VALUE(
       at::has_internal_overlap(target) != at::MemOverlap::Yes, where,
       " to go to a tensor with memory for each element, got an expanded one. Register "
@@ -44,8 +45,9 @@ void check_target(const at::Tensor& target, const at::Tensor& saved, const std::
   TORCH_CHECK_VALUE(target.layout() == at::kStrided && !target.is_quantized(), where,
                     " to go to a dense tensor, got one of layout ", target.layout(), " and dtype ",
                     target.scalar_type(), ".");
-  TORCH_CHECK_VALUE(target.is_complex() || !saved.is_complex(), where, " to be real, as ",
-                    target.scalar_type(), " of the module's own, got ", saved.scalar_type(), ".");
+  TORCH_CHECK_VALUE(target.is_complex() || !saved.is_complex(), where,
+                    " to be real, because the module's tensor is ", target.scalar_type(), ", got ",
+                    saved.scalar_type(), ".");
 }
 
 }  // namespace
@@ -65,7 +67,7 @@ std::function<void()> prepare_model(const torch::nn::Module& module, const Dict&
     TORCH_CHECK_VALUE(value.isTensor(), where, "['", name, "'] to be a tensor, got a ",
                       type_name(value), ".");
     TORCH_CHECK_VALUE(value.toTensor().sizes() == tensor.sizes(), where, "['", name,
-                      "'] to have the sizes ", tensor.sizes(), " of the module's own, got ",
+                      "'] to have the module's sizes ", tensor.sizes(), ", got ",
                       value.toTensor().sizes(), ".");
     check_target(tensor, value.toTensor(), where + "['" + name + "']");
     copies.emplace_back(tensor.detach(), value.toTensor());

@@ -14,7 +14,7 @@ constexpr const char* kExpected = "expected the state";
 
 double number(const Dict& saved, const char* key) {
   c10::IValue value = entry(saved, key, kExpected);
-  // Python's scaler may have been given ints.
+  // Python's scaler stores ints if it was constructed with ints.
   if (value.isInt()) value = static_cast<double>(value.toInt());
   TORCH_CHECK_VALUE(value.isDouble(), kExpected, "['", key, "'] to be a number, got a ",
                     type_name(value), ".");
@@ -93,7 +93,7 @@ CheckpointPart scaler_part(amp::GradScaler& scaler) {
     TORCH_CHECK_VALUE(!saved.empty(), kExpected,
                       " of an enabled GradScaler, got that of a disabled one.");
     const amp::GradScalerState state = scaler_state(saved);
-    // Another scaler checks the values.
+    // A temporary scaler checks the values, so that `scaler` does not change.
     amp::GradScaler(at::kCPU).load_state_dict(state);
     return [&scaler, state] { scaler.load_state_dict(state); };
   };
@@ -111,7 +111,8 @@ CheckpointPart scheduler_part(optim::LRScheduler& scheduler) {
     for (const auto& item : as_dict(value, kExpected)) {
       if (item.key().isString()) state[item.key().toStringRef()] = item.value();
     }
-    // Only the scheduler itself can check its state: it loads it, and its own again.
+    // Only the scheduler can check its state, so load the new state, and then restore the old
+    // state.
     const optim::LRSchedulerState own = scheduler.state_dict();
     scheduler.load_state_dict(state);
     scheduler.load_state_dict(own);

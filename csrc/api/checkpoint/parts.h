@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How checkpoints save and load torchfuse's own objects.
+// How checkpoints save and load torchfuse's classes.
 #pragma once
 
 #include <torchfuse/checkpoint.h>
@@ -16,9 +16,9 @@ CheckpointPart sampler_part(parallel::DistributedSampler& sampler, std::int64_t&
 CheckpointPart archived_part(std::function<void(torch::serialize::OutputArchive&)> save,
                              std::function<void(torch::serialize::InputArchive&)> load);
 
-/// The states of this process's default generators.
+/// Returns the states of this process's default generators.
 Dict generator_states();
-/// Compares what generator_states() returned, and returns the function that sets the states.
+/// Checks states from generator_states(), and returns the function that sets them.
 std::function<void()> prepare_generators(const c10::IValue& saved);
 
 }  // namespace torchfuse::checkpoint

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The bytes of a pickle, with errors that name the file.
+// Reads a pickle's bytes. Errors name the file.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -59,7 +59,7 @@ class PickleInput {
     return text;
   }
 
-  /// A number in two's complement, shortened.
+  /// Reads a variable-length number in two's complement.
   std::int64_t take_long(std::uint64_t size) {
     check(size <= 8, "integers of 64 bits");
     const std::string_view raw = take_bytes(size);
@@ -68,7 +68,7 @@ class PickleInput {
     return static_cast<std::int64_t>(number);
   }
 
-  /// A number in big-endian order.
+  /// Reads a big-endian number.
   double take_double() {
     char raw[sizeof(double)];
     std::memcpy(raw, take_bytes(sizeof raw).data(), sizeof raw);

@@ -15,15 +15,15 @@ namespace torchfuse::checkpoint {
 namespace {
 
 constexpr const char* kRebuildTensor = "torch._utils._rebuild_tensor_v2";
-/// Of a dtype without a class of typed storages.
+/// Rebuilds tensors whose dtype has no typed storage class.
 constexpr const char* kRebuildFromBytes = "torch._utils._rebuild_tensor_v3";
 constexpr const char* kBytes = "torch.storage.UntypedStorage";
 constexpr const char* kOrderedDict = "collections.OrderedDict";
-/// They return their first argument, as far as plain values go.
+/// For plain values, these callables return their first argument.
 constexpr const char* kWrappers[] = {"torch._utils._rebuild_parameter", "torch.Size",
                                      "collections.Counter"};
 
-/// What the name stands for, as a class of storages or, with `of_dtype`, as a dtype; null: neither.
+/// Returns the entry whose storage class or, with `of_dtype`, whose dtype has this name, or null.
 const StorageClass* known_as(const std::string& name, bool of_dtype) {
   for (const StorageClass& known : kStorageClasses) {
     const std::string_view own = of_dtype ? known.name : known.storage;
@@ -48,7 +48,7 @@ std::vector<std::int64_t> ints_of(const PickleInput& input, const c10::IValue& t
   return numbers;
 }
 
-/// The seventh argument of kRebuildFromBytes: the elements of a storage of bytes.
+/// Views a storage of bytes as elements. `dtype` is the seventh argument of kRebuildFromBytes.
 at::Tensor elements_of_bytes(const PickleInput& input, const at::Tensor& bytes,
                              const c10::IValue& dtype) {
   input.check(dtype.isString(), "dtypes of its tensors");
@@ -59,7 +59,7 @@ at::Tensor elements_of_bytes(const PickleInput& input, const at::Tensor& bytes,
   return bytes.view(known->dtype);
 }
 
-/// (storage, offset, sizes, strides, requires_grad, hooks)
+/// Builds a tensor from the arguments (storage, offset, sizes, strides, requires_grad, hooks).
 at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments, bool from_bytes) {
   const auto parts = elements_of(input, arguments, from_bytes ? 7 : 4);
   input.check(parts[0].isTensor() && parts[1].isInt() && parts[1].toInt() >= 0,
@@ -69,7 +69,7 @@ at::Tensor tensor_of(const PickleInput& input, const c10::IValue& arguments, boo
   at::Tensor storage = parts[0].toTensor();
   if (from_bytes) storage = elements_of_bytes(input, storage, parts[6]);
   const std::int64_t offset = parts[1].toInt();
-  // Where there are no elements, views may begin behind the storage.
+  // Views without elements may begin beyond the storage's end.
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   bool fits = sizes.size() == strides.size();
   std::int64_t last = offset;
@@ -96,9 +96,9 @@ void check_global(const PickleInput& input, const std::string& name) {
       name == kBytes ||
       std::find(std::begin(kWrappers), std::end(kWrappers), name) != std::end(kWrappers) ||
       known_as(name, /*of_dtype=*/false) != nullptr;
-  TORCH_CHECK_VALUE(known, input.where(), " to hold plain values and dense tensors only, got ",
-                    name,
-                    ". Nothing of it was run. Save the state_dict() of objects, not the objects.");
+  TORCH_CHECK_VALUE(
+      known, input.where(), " to hold plain values and dense tensors only, got ", name,
+      ". No code from the file was run. Save the state_dict() of objects, not the objects.");
 }
 
 c10::IValue call(const PickleInput& input, const std::string& name, const c10::IValue& arguments) {
@@ -110,7 +110,7 @@ c10::IValue call(const PickleInput& input, const std::string& name, const c10::I
   return make_dict();
 }
 
-/// ('storage', class, key, location, number of elements)
+/// Reads the storage for an id: ('storage', class, key, location, number of elements).
 at::Tensor storage_of(const PickleInput& input, const c10::IValue& id,
                       const ReadStorage& read_storage) {
   const auto parts = elements_of(input, id, 5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a pickle names, and the values that it builds with these names.
+// The names that a pickle may use, and the values that the reader builds for them.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -11,16 +11,16 @@
 
 namespace torchfuse::checkpoint {
 
-/// Whether a name is that of a dtype, such as "torch.float32".
+/// Returns whether a name is a dtype, such as "torch.float32".
 bool is_dtype(const std::string& name);
 
-/// Throws unless a name is one that call() or storage_of() knows.
+/// Throws unless call() or storage_of() supports the name.
 void check_global(const PickleInput& input, const std::string& name);
 
-/// The value that a call of a known name returns; nothing is called.
+/// Returns the value that the pickle's call would return, without calling anything.
 c10::IValue call(const PickleInput& input, const std::string& name, const c10::IValue& arguments);
 
-/// The storage with this id, as a 1-dim tensor.
+/// Returns the storage with this id, as a 1-dim tensor.
 at::Tensor storage_of(const PickleInput& input, const c10::IValue& id,
                       const ReadStorage& read_storage);
 

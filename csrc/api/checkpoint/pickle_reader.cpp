@@ -19,29 +19,29 @@ namespace torchfuse::checkpoint {
 
 namespace {
 
-/// What the stack of the machine holds: a value, or what only becomes a part of one.
+/// Entry of the machine's stack: a value, a mark, or the name of a global.
 struct Item {
   enum class Kind { kValue, kMark, kGlobal };
   Kind kind = Kind::kValue;
-  c10::IValue value;  ///< of a global, its name: "torch.FloatStorage"
-  int depth = 0;      ///< how deep the value is nested
-  /// How many values there are in it. One that is held at several places counts each time: a file
-  /// of 900 bytes can hold a list of two lists of two lists, to 2^90 values, and whoever goes
-  /// through them, as a message does, would not come to an end.
+  c10::IValue value;  ///< for a global, its name: "torch.FloatStorage"
+  int depth = 0;      ///< nesting depth of the value
+  /// Number of values inside, where a shared value counts once per reference. A file of 900 bytes
+  /// can contain a list of two lists of two lists, expanding to 2^90 values. Code that walks such a
+  /// value, for example to print a message, would never finish.
   std::uint64_t size = 1;
 };
 
 /// A list or dict.
 struct Holder {
-  c10::IValue value;  ///< held, so that no other one gets its address
+  c10::IValue value;  ///< keeps the address in use
   int depth = 0;
   std::uint64_t size = 1;
-  /// Whether it may be held elsewhere. Such a container does not change any more, so that depths
-  /// and sizes stay true and nothing holds itself.
+  /// True if the container may be referenced elsewhere. A complete container must not change, so
+  /// that depths and sizes stay valid and no container contains itself.
   bool is_complete = false;
 };
 
-// The opcodes are those of pickle's protocol 2, by the names of Python's pickletools.
+// Opcodes of pickle protocol 2, named as in Python's pickletools.
 class Machine {
  public:
   Machine(std::string_view bytes, const ReadStorage& read_storage, std::string where)
@@ -90,7 +90,7 @@ class Machine {
     return item;
   }
 
-  /// The values above the last mark, without it.
+  /// Pops the values above the last mark, and the mark.
   std::vector<Item> pop_to_mark() {
     const auto is_mark = [](const Item& item) { return item.kind == Item::Kind::kMark; };
     const auto mark = std::find_if(stack_.rbegin(), stack_.rend(), is_mark);
@@ -199,7 +199,7 @@ class Machine {
     push(c10::ivalue::Tuple::create(std::move(elements)), depth, size);
   }
 
-  /// The container on top of the stack, which is about to hold `item`.
+  /// Returns the container on top of the stack, after counting `item`, which the caller adds next.
   const Item& about_to_hold(const Item& item) {
     input_.check(!stack_.empty() && is_open(stack_.back()), "containers for its values");
     input_.check(item.kind == Item::Kind::kValue, "values in its containers");
@@ -283,10 +283,10 @@ class Machine {
   void reduce() {
     const Item arguments = pop();
     const Item callee = pop(Item::Kind::kGlobal);
-    check_extent(0, given_ += arguments.size);  // a tuple may be given to many calls
+    check_extent(0, given_ += arguments.size);  // many calls may share one tuple
     push(call(input_, callee.value.toStringRef(), arguments.value), arguments.depth,
          arguments.size);
-    // What was an argument may be held elsewhere too; an OrderedDict begins empty.
+    // Arguments may be referenced elsewhere, too. An OrderedDict is called with an empty tuple.
     const bool was_argument = !arguments.value.toTupleRef().elements().empty();
     if (was_argument && is_open(stack_.back())) holder_of(stack_.back()).is_complete = true;
   }
@@ -302,7 +302,7 @@ class Machine {
       case 'R':  // REDUCE
         reduce();
         return true;
-      case 'b': {  // BUILD: attributes of a dictionary, such as _metadata of a state_dict()
+      case 'b': {  // BUILD: ignore attributes of a dict, such as a state_dict()'s _metadata
         const Item ignored = pop();
         input_.check(!stack_.empty() && is_open(stack_.back()), "objects for its attributes");
         return true;
@@ -312,7 +312,7 @@ class Machine {
     }
   }
 
-  std::uint64_t most_;  ///< values
+  std::uint64_t most_;  ///< maximum number of values
   std::uint64_t given_ = 0;
   std::unordered_map<std::uint32_t, Item> memo_;
   std::unordered_map<const void*, Holder> containers_;

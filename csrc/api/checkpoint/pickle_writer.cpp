@@ -30,7 +30,7 @@ const StorageClass& storage_class_of(const at::Tensor& tensor, const std::string
                     tensor.scalar_type(), ". Convert it, or store its bytes as uint8.");
 }
 
-/// The same bytes with the same strides, as far as strides can be kept.
+/// Returns the bytes without gaps, with unchanged strides if the tensor is dense.
 at::Tensor dense(const at::Tensor& tensor) {
   const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg();
   return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
@@ -41,10 +41,10 @@ bool is_same_view(const at::Tensor& lhs, const at::Tensor& rhs) {
          lhs.sizes() == rhs.sizes() && lhs.strides() == rhs.strides();
 }
 
-/// How deep the pickle of a tensor is nested: its sizes are a tuple among its arguments, another.
+/// Nesting depth of a pickled tensor: a tuple of arguments, which contains the tuple of sizes.
 constexpr int kTensorLevels = 2;
 
-// The opcodes are those of pickle's protocol 2, by the names of Python's pickletools.
+// Opcodes of pickle protocol 2, named as in Python's pickletools.
 class Writer {
  public:
   Pickle run(const c10::IValue& value, const std::string& where) {
@@ -93,7 +93,8 @@ class Writer {
     pickle_.bytes += 't';  // TUPLE
   }
 
-  /// The place of the tensor's bytes among those of all tensors.
+  /// Returns the tensor's index in Pickle::tensors. Adds the tensor unless the same view is
+  /// present.
   std::size_t key_of(const at::Tensor& tensor) {
     const auto [first, last] = keys_.equal_range(tensor.data_ptr());
     for (auto known = first; known != last; ++known) {

@@ -13,7 +13,7 @@ namespace {
 
 using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
 
-/// Table k advances a byte that is followed by k others.
+/// Table k advances the CRC by one byte that is followed by k more bytes.
 constexpr CrcTables make_crc_tables() {
   CrcTables tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The checksums of a container's records, which torch writes and does not compare.
+// CRC-32s of a container's records. torch writes the checksums but does not check them.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace torchfuse::checkpoint {
 
-/// The CRC-32 of zip files.
+/// Returns the CRC-32 that zip files use.
 std::uint32_t crc32(const void* data, std::size_t size);
 
-/// Returns a zip file's list of entries, its central directory. The file's end says where it is.
-/// @throws c10::Error if there is none.
+/// Returns a zip file's central directory, which the end of the file locates.
+/// @throws c10::Error if the file contains none.
 std::string list_of_entries(const InputFile& file);
 
-/// The CRC-32s in a list of entries, by the names of the entries without their first folder.
-/// @throws c10::Error if the list is not whole.
+/// Returns the CRC-32s in a central directory, by entry name without the first folder.
+/// @throws c10::Error if the directory is truncated.
 std::unordered_map<std::string, std::uint32_t> listed_sums(const std::string& list);
 
 }  // namespace torchfuse::checkpoint

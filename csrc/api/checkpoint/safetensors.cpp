@@ -47,7 +47,7 @@ void check_tensor(const Named& named, const std::string& caller) {
   TORCH_CHECK_VALUE(is_utf8(name), where, " to have a name in UTF-8, got other bytes.");
 }
 
-/// The length of the header, and the header with spaces behind it so that tensors are aligned.
+/// Returns the header's length and the header, padded with spaces so that tensors are aligned.
 std::string header_bytes(const std::vector<Named>& tensors,
                          const std::map<std::string, std::string>& metadata) {
   SafetensorsHeader header{{}, metadata};
@@ -63,7 +63,7 @@ std::string header_bytes(const std::vector<Named>& tensors,
   return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + json;
 }
 
-/// A file that is read from its beginning to its end.
+/// Reads a file sequentially.
 class Input {
  public:
   explicit Input(const InputFile& file) : file_(file) {}
@@ -115,7 +115,7 @@ void write_safetensors(const std::string& path, const NamedWeights& weights,
   AtomicFile file(caller, path);
   file.write(header.data(), header.size());
   for (const auto& [name, tensor] : tensors) {
-    // One tensor at a time leaves its device.
+    // Copy one tensor at a time, to need little memory on the host.
     const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
     file.write(plain.const_data_ptr(), plain.nbytes());
     file.check();

@@ -42,7 +42,7 @@ ScalarType dtype_of(const std::string& name, const std::string& tensor) {
   for (const auto& [known, dtype] : kDtypes) {
     if (name == known) return dtype;
   }
-  TORCH_CHECK(false, "expected '", tensor, "' to have a dtype that is known here, got ", name);
+  TORCH_CHECK(false, "expected '", tensor, "' to have a supported dtype, got ", name);
 }
 
 std::string quoted(const std::string& text) {
@@ -105,7 +105,7 @@ std::uint64_t byte_count(const TensorEntry& entry) {
   return bytes;
 }
 
-/// Each byte belongs to one tensor: a file that was cut short, or joined, is not read in part.
+/// Checks that each byte belongs to one tensor, so that truncated or concatenated files are errors.
 void check_bytes(const std::vector<TensorEntry>& tensors, std::uint64_t size) {
   std::uint64_t next = 0;
   for (const TensorEntry& entry : tensors) {

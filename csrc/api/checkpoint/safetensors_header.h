@@ -13,16 +13,15 @@
 
 namespace torchfuse::checkpoint {
 
-/// The longest header that readers of the format take.
+/// Maximum header size that readers of the format accept.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
-/// A tensor as the header describes it.
 struct TensorEntry {
   std::string name;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;  ///< first byte, counted from the end of the header
-  std::uint64_t end = 0;    ///< byte after the last one
+  std::uint64_t end = 0;    ///< one past the last byte
 };
 
 struct SafetensorsHeader {
@@ -30,14 +29,14 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// What the format calls a dtype; none where it has no name for it.
+/// Returns the format's name for a dtype, or `nullopt` if the format does not support it.
 std::optional<std::string> dtype_name(c10::ScalarType dtype);
 
-/// The header as JSON.
+/// Returns the header as JSON.
 std::string to_json(const SafetensorsHeader& header);
 
-/// The header that a text holds, its tensors in the order of their bytes.
-/// @param size bytes of all tensors together, of which each must belong to one.
+/// Parses a header. The result's tensors are in file order.
+/// @param size total size of all tensors in bytes; each byte must belong to one tensor.
 /// @throws c10::Error that says what is wrong with the text.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t size);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The names that pickles give to dtypes.
+// Names of dtypes in pickles.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,10 +11,10 @@ namespace torchfuse::checkpoint {
 
 struct StorageClass {
   at::ScalarType dtype;
-  /// The class of typed storages in Python's torch; newer dtypes have none. Files of Python alone
-  /// hold these.
+  /// Name of the typed storage class in Python's torch. Empty for newer dtypes, which only Python
+  /// writes.
   std::string_view storage;
-  std::string_view name;  ///< of the dtype in Python's torch
+  std::string_view name;  ///< name of the dtype in Python's torch
 };
 
 inline constexpr std::array<StorageClass, 26> kStorageClasses{{
@@ -46,7 +46,7 @@ inline constexpr std::array<StorageClass, 26> kStorageClasses{{
     {at::kBits4x2, "", "bits4x2"},
 }};
 
-/// Dtypes that are values of checkpoints, and not those of tensors in them.
+/// Dtypes that are values in checkpoints, but never the dtype of a tensor there.
 inline constexpr std::array<std::string_view, 20> kNamesAlone{
     "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
     "int1",  "int2",   "int3",   "int4",     "int5",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Plain values as checkpoints hold them: dictionaries and lists of any values, and how they are
-// looked up with errors that name the file and the key.
+// Plain values in checkpoints (dictionaries and lists with values of any type), and lookups whose
+// errors name the file and the key.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -19,13 +19,13 @@ namespace torchfuse::checkpoint {
 using Dict = c10::impl::GenericDict;
 using List = c10::impl::GenericList;
 
-/// How deep the values of a file may be nested.
+/// Maximum nesting depth of a file's values.
 inline constexpr int kMostNested = 100;
 
 inline Dict make_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
 inline List make_list() { return List(c10::AnyType::get()); }
 
-/// The value's type as Python names it.
+/// Returns the name of the value's type in Python.
 inline std::string type_name(const c10::IValue& value) {
   if (value.isNone()) return "None";
   if (value.isBool()) return "bool";
@@ -39,7 +39,7 @@ inline std::string type_name(const c10::IValue& value) {
   return value.tagKind();
 }
 
-/// A key as it stands in messages; of a long one, its beginning.
+/// Returns a key for an error message. Long keys are truncated.
 inline std::string key_name(const c10::IValue& key) {
   constexpr std::size_t kMost = 200;
   if (key.isString()) {
@@ -50,7 +50,7 @@ inline std::string key_name(const c10::IValue& key) {
   return key.isInt() ? std::to_string(key.toInt()) : type_name(key);
 }
 
-/// The keys of a dictionary, for messages; of many, only the first.
+/// Returns a dictionary's keys for an error message, at most `most`.
 inline std::string listed(const Dict& dict, std::size_t most = 12) {
   std::string text;
   std::size_t count = 0;
@@ -61,13 +61,13 @@ inline std::string listed(const Dict& dict, std::size_t most = 12) {
   return "[" + text + "]";
 }
 
-/// The dictionary `value`. `where` is "load_checkpoint: expected <file> to hold <key>".
+/// Returns the dictionary `value`. `where` is "load_checkpoint: expected <file> to hold <key>".
 inline Dict as_dict(const c10::IValue& value, const std::string& where) {
   TORCH_CHECK_VALUE(value.isGenericDict(), where, " as a dict, got a ", type_name(value), ".");
   return value.toGenericDict();
 }
 
-/// The value of `key`. `where` is "load_checkpoint: expected <file>'s <part>".
+/// Returns the value of `key`. `where` is "load_checkpoint: expected <file>'s <part>".
 inline c10::IValue entry(const Dict& dict, const c10::IValue& key, const std::string& where) {
   const auto found = dict.find(key);
   TORCH_CHECK_VALUE(found != dict.end(), where, " to hold ", key_name(key), ", got ", listed(dict),

@@ -13,7 +13,7 @@ namespace torchfuse {
 
 namespace {
 
-/// Whether two names stand for one parameter or buffer.
+/// Returns whether two tensors are one parameter or buffer with two names.
 bool same_memory(const at::Tensor& one, const at::Tensor& other) {
   return one.is_same(other) ||
          (one.has_storage() && other.has_storage() && one.is_alias_of(other) &&

@@ -13,7 +13,7 @@ namespace torchfuse::parallel {
 
 namespace {
 
-constexpr const char* kComparison = "the comparison of what they do";
+constexpr const char* kComparison = "the comparison of their calls";
 
 /// FNV-1a: the same in every process.
 std::int64_t checksum(const std::string& text) {
@@ -72,9 +72,10 @@ void check_agreement(const Collectives& collectives, const c10::Device& device,
   const auto [mine, theirs] =
       std::mismatch(first.begin(), first.end(), second.begin(), second.end());
   TORCH_CHECK_VALUE(false, collectives.who(), ": expected ", expected,
-                    " to be the same on all ranks, got ", mine == first.end() ? "no more" : *mine,
-                    " on rank 0 and ", theirs == second.end() ? "no more" : *theirs, " on rank ",
-                    other - texts.begin(), ". Let every process do the same.");
+                    " to be the same on all ranks, got ",
+                    mine == first.end() ? "nothing more" : *mine, " on rank 0 and ",
+                    theirs == second.end() ? "nothing more" : *theirs, " on rank ",
+                    other - texts.begin(), ". Make the same calls in every process.");
 }
 
 }  // namespace torchfuse::parallel

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Note [Gloo without its headers]
-// torch exports ProcessGroupGloo but does not ship Gloo's headers, which the header of that class
-// includes. It only holds pointers to Gloo's types, so that the declarations in
-// gloo_declarations/gloo are enough; this file alone includes them. What it calls is compiled into
-// torch.
+// torch exports ProcessGroupGloo but does not ship Gloo's headers, which ProcessGroupGloo.hpp
+// includes. The class only stores pointers to Gloo's types, so the declarations in
+// gloo_declarations/gloo are enough. Only this file includes them. The functions that it calls are
+// compiled into torch.
 #define USE_C10D_GLOO
 #include <ATen/Context.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -24,7 +24,7 @@ void add_gloo(c10d::ProcessGroup& group, const BackendArguments& arguments) {
                                   static_cast<int>(arguments.self.rank),
                                   static_cast<int>(arguments.self.world_size), options);
     group.setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, backend);
-    // Gloo takes tensors on a GPU too, through the host.
+    // Gloo also supports GPU tensors, by copying through the host.
     if (at::hasCUDA()) group.setBackend(c10::kCUDA, c10d::ProcessGroup::BackendType::GLOO, backend);
     group.setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   } catch (const std::exception& error) {

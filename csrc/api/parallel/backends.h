@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One function for each backend, in a file of its own: their headers are the ones that change.
+// Creates backends. Each backend has a separate source file, because its torch headers change
+// often.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,7 +13,6 @@
 
 namespace torchfuse::parallel {
 
-/// What a backend is made from.
 struct BackendArguments {
   c10::intrusive_ptr<c10d::Store> store;
   RankInfo self;
@@ -24,7 +24,7 @@ struct BackendArguments {
 void add_gloo(c10d::ProcessGroup& group, const BackendArguments& arguments);
 /// Makes the local rank's GPU the current one; connects at the first collective.
 void add_nccl(c10d::ProcessGroup& group, const BackendArguments& arguments);
-/// Whether this build has add_nccl.
+/// Returns whether this build contains add_nccl.
 bool has_nccl();
 
 }  // namespace torchfuse::parallel

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The barriers at the begin and the end of a group, in its store.
+// Barriers for joining and leaving a group, built on the group's store.
 #include <c10/util/Exception.h>
 #include <torchfuse/missing_ranks.h>
 
@@ -15,22 +15,23 @@ void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::millise
                   const std::string& group, const std::string& terms) {
   const std::string key = "terms/";
   const std::int64_t claims = store.add("claims/" + std::to_string(self.rank), 1);
-  TORCH_CHECK(claims == 1, kInit, ": expected one process for each rank of group '", group,
-              "', got ", claims, " with rank ", self.rank,
-              ". Give each process a rank of its own and, where torchrun restarts them on several "
-              "machines, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.");
+  TORCH_CHECK(
+      claims == 1, kInit, ": expected one process for each rank of group '", group, "', got ",
+      claims, " with rank ", self.rank,
+      ". Give each process its own rank. If torchrun restarts processes on several machines, "
+      "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.");
   store.set(key + std::to_string(self.rank), std::vector<std::uint8_t>(terms.begin(), terms.end()));
   const auto check_terms = [&](std::int64_t rank) {
     const std::vector<std::uint8_t> raw = store.get(key + std::to_string(rank));
     const std::string theirs(raw.begin(), raw.end());
     TORCH_CHECK(theirs == terms, kInit, ": expected all processes of group '", group,
-                "' to be started alike, got ", theirs, " in rank ", rank, " and ", terms,
+                "' to pass the same arguments, got ", theirs, " in rank ", rank, " and ", terms,
                 " in rank ", self.rank, ".");
   };
   const auto missing = missing_ranks(store, key, self.world_size, timeout, check_terms);
   TORCH_CHECK(missing.empty(), kInit, ": expected ", self.world_size, " processes to join group '",
               group, "' within ", to_string(timeout), ", got none with ", rank_list(missing),
-              ". Check that all were started, with the same world size and address.");
+              ". Check that all processes were started, with the same world size and address.");
 }
 
 void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
@@ -52,7 +53,7 @@ void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milli
       TORCH_WARN("torchfuse::parallel::ProcessGroup: left group '", group, "' after waiting ",
                  to_string(timeout), " for the other ranks.");
     }
-    // Who serves the store goes last.
+    // The process that serves the store leaves last.
     if (!serves) {
       store.add("left", 1);
     } else if (all) {

@@ -13,19 +13,19 @@ namespace torchfuse::parallel {
 
 namespace {
 
-/// A bucket that is being filled.
 struct OpenBucket {
-  std::vector<std::size_t> places;  ///< of members, in the order
+  std::vector<std::size_t> places;  ///< members' positions in `order`
   std::int64_t bytes = 0;
   bool first = true;
 };
 
 using Kind = std::tuple<at::ScalarType, c10::DeviceType, c10::DeviceIndex>;
 
-/// What the widest accesses of kernels need of an address. torch's allocators give more.
+/// Alignment for the widest kernel accesses. torch's allocators align at least as much.
 constexpr std::int64_t kAlignment = 16;
 
-/// Elements from the start of a bucket, one offset for each member and the end.
+/// Returns the offset of each member in the bucket, in elements, and then the end of the last
+/// member.
 std::vector<std::int64_t> place_members(const std::vector<at::Tensor>& parameters,
                                         const std::vector<std::size_t>& members) {
   std::vector<std::int64_t> offsets;
@@ -79,7 +79,7 @@ BucketMemory allocate_bucket(const std::vector<at::Tensor>& parameters,
   memory.flat = at::zeros({offsets.back()}, options);
   for (std::size_t place = 0; place < members.size(); ++place) {
     const at::Tensor& parameter = parameters[members[place]];
-    // Not a view for autograd, which would refuse the detach_() of torch's zero_grad().
+    // Build the view with set_(): torch's zero_grad() calls detach_(), which throws for views.
     at::Tensor view = at::empty({0}, options);
     const auto strides = parameter.is_non_overlapping_and_dense()
                              ? parameter.strides().vec()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which parameters are reduced together.
+// Plans which parameters are reduced together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,16 +15,16 @@ struct BucketSizes {
   std::int64_t others;
 };
 
-/// Fills buckets in the given order, those of each dtype and device apart, and sorts them by the
-/// place of their last member: the order in which they will be complete.
-/// @param order indices into `parameters`, each once.
+/// Fills buckets in the given order, separately for each dtype and device. Sorts the buckets by
+/// their last member's position, which is the order in which they become complete.
+/// @param order indices into `parameters`, without duplicates.
 std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<at::Tensor>& parameters,
                                                    const std::vector<std::size_t>& order,
                                                    const BucketSizes& sizes);
 
-/// A bucket's memory and the views that are its members' gradients, with the layout that autograd
-/// gives to gradients: dense parameters keep their strides, others are contiguous. Each view starts
-/// at 16 bytes, where kernels read and write whole vectors; what lies between them is zero.
+/// A bucket's memory, and the views that become its members' gradients. Views have autograd's
+/// gradient layout: dense parameters keep their strides, others are contiguous. Each view is
+/// aligned to 16 bytes for vectorized access. Gaps between views are zero.
 struct BucketMemory {
   at::Tensor flat;
   std::vector<at::Tensor> views;

@@ -77,7 +77,7 @@ void Collectives::wait(Pending& pending) const {
 
 bool Collectives::agree(const c10::Device& device, std::int64_t number,
                         const std::string& what) const {
-  // The largest number, and the complement of the smallest.
+  // One maximum of the number and its complement gives the largest and the smallest number.
   at::Tensor ends = at::tensor({number, ~number}, at::kLong).to(device);
   Pending pending = start_all_reduce(ends, c10d::ReduceOp::MAX, what);
   wait(pending);
@@ -106,7 +106,7 @@ void Collectives::all_gather(const at::Tensor& flat, const at::Tensor& own,
                              const std::string& what) const {
   if (own.numel() == 0) return;
   const auto target = backend(flat.device());
-  // Gloo accepts one dimension only.
+  // Gloo accepts only one dimension.
   at::Tensor all = flat.view(-1).view(at::kByte);
   at::Tensor part = own.view(-1).view(at::kByte);
   named(what, [&] { wait_for(target->_allgather_base(all, part, c10d::AllgatherOptions())); });
@@ -136,8 +136,8 @@ void Collectives::broadcast_all(const std::vector<at::Tensor>& tensors,
     const at::Tensor packed = at::cat(pieces);
     broadcast(packed, what);
     if (rank() == 0) {
-      // What a graph saved is out of date on all ranks or on none: else some would wait in backward
-      // for those that raise.
+      // Bump the version on rank 0, too. Otherwise only other ranks' saved tensors are out of date,
+      // and rank 0 waits in backward for ranks that have thrown.
       for (const at::Tensor& member : members) torch::autograd::impl::bump_version(member);
       continue;
     }

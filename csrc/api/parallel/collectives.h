@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The collectives of data parallelism, on a group's backends, with errors that name the group.
+// Collectives for data parallelism. Errors name the group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace torchfuse::parallel {
 
-/// Makes the current stream (on the CPU, the caller) wait until the results are ready. A backend
-/// that has nothing left to wait for may return no Work.
+/// Makes the current stream (on the CPU, the caller) wait until the results are ready. `work` may
+/// be null: a backend that has already finished may return no Work.
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work);
 
 /// A collective in progress.
@@ -23,16 +23,16 @@ struct Pending {
 
 class Collectives {
  public:
-  /// @param who is named first in messages.
+  /// @param who start of error messages.
   Collectives(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string who);
 
-  /// Begins messages.
+  /// Start of error messages.
   const std::string& who() const { return who_; }
   std::int64_t rank() const { return group_->getRank(); }
   std::int64_t size() const { return group_->getSize(); }
   const std::string& name() const { return name_; }
 
-  /// Whether the backend of `device` averages by itself; else it sums.
+  /// Returns whether the backend for `device` supports averaging; otherwise it only sums.
   bool averages(const c10::Device& device) const;
   /// Starts an all-reduce of a dense tensor in place.
   Pending start_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation,
@@ -41,21 +41,24 @@ class Collectives {
   /// if no collective is pending.
   void wait(Pending& pending) const;
 
-  /// Returns whether all ranks have the same number; `device` is one that the group sends from.
+  /// Returns whether all ranks pass the same number.
+  /// @param device a device from which the group can send.
   bool agree(const c10::Device& device, std::int64_t number, const std::string& what) const;
   void sum(const at::Tensor& tensor, std::string what) const;
-  /// Copies the values of rank `root` to all ranks, for any dtype: the bytes are sent.
+  /// Copies rank `root`'s values to all ranks, for any dtype, because bytes are sent.
   void broadcast(const at::Tensor& tensor, const std::string& what, std::int64_t root = 0) const;
-  /// The same for many tensors of rank 0, packed.
+  /// Broadcasts many tensors from rank 0, packed into few collectives.
   void broadcast_all(const std::vector<at::Tensor>& tensors, const std::string& what) const;
-  /// Gathers the ranks' equal parts of `flat`, for any dtype. `own` may be this rank's part of it.
+  /// Gathers equal shards from all ranks into `flat`, for any dtype. `own` may be a view of this
+  /// rank's shard in `flat`.
   void all_gather(const at::Tensor& flat, const at::Tensor& own, const std::string& what) const;
   /// Returns whether the group can send tensors on the CPU.
   bool has_cpu() const;
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend(const c10::Device& device) const;
-  /// Calls `action`, a part of a collective: an error says of which, and which ranks are missing.
+  /// Calls `action`, a step of the collective `what`. Errors name the collective and the missing
+  /// ranks.
   template <class Action>
   auto named(const std::string& what, const Action& action) const;
 

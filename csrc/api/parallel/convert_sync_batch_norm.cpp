@@ -20,7 +20,7 @@ std::int64_t convert_sync_batch_norm(torch::nn::Module& model, const std::string
                dynamic_cast<torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
                dynamic_cast<torch::nn::BatchNorm3dImpl*>(&module) != nullptr) {
       TORCH_WARN("convert_sync_batch_norm: layer '", name, "' is ", module.name(),
-                 ", which stays with the batch of this process. Declare it as "
+                 ", which keeps normalizing over this process's batch only. Declare it as "
                  "torchfuse::nn::SyncBatchNorm.");
     }
   };

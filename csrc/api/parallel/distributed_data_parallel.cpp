@@ -24,13 +24,12 @@ std::string describe(const char* kind, const std::string& name, const at::Tensor
 
 }  // namespace
 
-/// What a DistributedDataParallel has besides its module.
 struct DataParallelBase::Replica {
   explicit Replica(const c10::intrusive_ptr<c10d::ProcessGroup>& group)
       : collectives(group, kDataParallel) {}
 
   Collectives collectives;
-  std::vector<at::Tensor> buffers;  ///< that each forward broadcasts
+  std::vector<at::Tensor> buffers;  ///< broadcast by each forward
   std::vector<at::Tensor> all_buffers;
   std::shared_ptr<bool> sync = std::make_shared<bool>(true);
   std::shared_ptr<Reducer> reducer;
@@ -46,7 +45,7 @@ void check_options(const DistributedDataParallelOptions& options) {
                     ": expected bucket_bytes to be positive, got ", options.bucket_bytes(), ".");
 }
 
-/// In the module's order, each tensor once, however many names it has.
+/// Returns the tensors in module order, without duplicates of shared tensors.
 NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& items) {
   NamedTensors result;
   std::unordered_set<const void*> seen;
@@ -58,7 +57,7 @@ NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& items) 
   return result;
 }
 
-/// Buffers of modules for which the predicate holds.
+/// Returns the buffers of modules for which `keeps_buffers` returns true.
 std::unordered_set<const void*> kept_buffers(const torch::nn::Module& module,
                                              const DistributedDataParallelOptions& options) {
   std::unordered_set<const void*> kept;
@@ -117,7 +116,7 @@ DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = def
 
 DataParallelBase::Replica& DataParallelBase::replica() const {
   TORCH_CHECK(replica_ != nullptr, kDataParallel,
-              ": expected a replica of a module, got one that was moved from.");
+              ": expected a DistributedDataParallel, got one that was moved from.");
   return *replica_;
 }
 
@@ -125,7 +124,7 @@ void DataParallelBase::before_forward() {
   const Replica& now = replica();
   if (!at::GradMode::is_enabled()) return;
   const bool sync = *now.sync;
-  // The graph of a forward that waits for its backward may need the buffers as they are.
+  // Do not overwrite buffers that an earlier forward's graph may still need.
   const bool in_use = now.reducer->awaits_backward();
   now.reducer->before_forward(sync);
   if (sync && !in_use && !now.buffers.empty()) {

@@ -49,7 +49,7 @@ void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   const auto replicas = static_cast<std::size_t>(options_.num_replicas());
   indices_.resize(size());
   for (std::size_t place = 0; place < indices_.size(); ++place) {
-    // Past the end the data set starts again.
+    // Wrap around at the end of the data set.
     const std::size_t global = place * replicas + static_cast<std::size_t>(options_.rank());
     indices_[place] = static_cast<std::size_t>(numbers[global % data_size_]);
   }

@@ -9,7 +9,7 @@ namespace torchfuse::parallel {
 
 namespace {
 
-/// Parameters and shards begin at cache lines, where kernels access whole vectors.
+/// Alignment of parameters and shards in bytes: a cache line, for vectorized access.
 constexpr std::int64_t kLine = 64;
 
 std::int64_t rounded(std::int64_t number, std::int64_t multiple) {

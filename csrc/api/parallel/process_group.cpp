@@ -26,13 +26,13 @@ struct ProcessGroup::State {
   std::chrono::milliseconds timeout{};
   std::chrono::milliseconds leave_timeout{};
   RankInfo self{};
-  bool serves = false;  ///< the store
+  bool serves = false;  ///< whether this process serves the store
   c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< none: closed
+  c10::intrusive_ptr<c10d::ProcessGroup> group;  ///< null after close()
   bool registered = false;
   std::vector<std::weak_ptr<State>> children;
   std::int64_t calls_of_new_group = 0;
-  int exceptions = std::uncaught_exceptions();  ///< under way when the group was made
+  int exceptions = std::uncaught_exceptions();  ///< exceptions in flight at construction
 
   void connect(const std::string& terms);
   void close() noexcept;
@@ -44,7 +44,7 @@ void ProcessGroup::State::connect(const std::string& terms) {
     wait_for_all(*store, self, timeout, name, terms);
   } catch (const c10::DistError& error) {
     TORCH_CHECK(false, kInit, ": expected the store of group '", name, "' to answer within ",
-                to_string(timeout), ", got: ", clause_of(error), ". Rank 0 may have ended.");
+                to_string(timeout), ", got: ", clause_of(error), ". Rank 0 may have exited.");
   }
   auto joined = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(self.rank),
                                                         static_cast<int>(self.world_size));
@@ -54,14 +54,14 @@ void ProcessGroup::State::connect(const std::string& terms) {
   try {
     c10d::register_process_group(name, joined);
   } catch (const std::exception& error) {
-    TORCH_CHECK_VALUE(false, kInit, ": expected name to be that of no other group, got '", name,
-                      "' (", clause_of(error), "). Give each group a name of its own.");
+    TORCH_CHECK_VALUE(false, kInit, ": expected name to differ from all other groups' names, got '",
+                      name, "' (", clause_of(error), "). Give each group its own name.");
   }
   registered = true;
   group = std::move(joined);
 }
 
-// Noexcept: a destructor calls it. What fails in there is said in a warning.
+// noexcept because a destructor calls close(). Errors become warnings.
 void ProcessGroup::State::close() noexcept {
   for (const auto& weak : children) {
     if (const auto child = weak.lock()) child->close();
@@ -103,8 +103,8 @@ ProcessGroup::State& ProcessGroup::state() const {
               "torchfuse::parallel::ProcessGroup: expected a process group, got "
               "one that was moved from.");
   TORCH_CHECK(state_->group, "torchfuse::parallel::ProcessGroup: expected group '", state_->name,
-              "' to be open, got one that was closed. Keep the ProcessGroup, and the one that made "
-              "it, for as long as it is used.");
+              "' to be open, got a closed group. Keep the ProcessGroup, and the group whose "
+              "new_group() made it, open while you use it.");
   return *state_;
 }
 
@@ -127,7 +127,7 @@ std::optional<ProcessGroup> ProcessGroup::new_group(std::vector<std::int64_t> ra
                     ".");
   TORCH_CHECK_VALUE(std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end(), kName,
                     ": expected ranks without duplicates, got ", rank_list(ranks), ".");
-  // Counted by every process, also by those that are not in it.
+  // Every process counts the call, including processes outside the new group.
   const std::string number = std::to_string(parent.calls_of_new_group++);
   const auto place = std::lower_bound(ranks.begin(), ranks.end(), parent.self.rank);
   if (place == ranks.end() || *place != parent.self.rank) return std::nullopt;
@@ -154,7 +154,8 @@ void ProcessGroup::barrier() {
     wait_for(now.group->getBackend(device)->barrier(options));
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "torchfuse::parallel::ProcessGroup::barrier: expected all ranks of group '",
-                now.name, "' within ", to_string(now.timeout), ", got: ", clause_of(error), ".");
+                now.name, "' to call barrier() within ", to_string(now.timeout),
+                ", got: ", clause_of(error), ".");
   }
 }
 
@@ -170,12 +171,12 @@ std::string backend_of(const ProcessGroupOptions& options) {
   TORCH_CHECK_VALUE(
       backend == "gloo" || has_nccl(), kInit,
       ": expected backend to be \"gloo\" in a build without NCCL, got \"nccl\". Build "
-      "torchfuse with TORCHFUSE_WITH_CUDA=ON beside a torch for CUDA.");
+      "torchfuse with TORCHFUSE_WITH_CUDA=ON against a CUDA build of torch.");
   return backend;
 }
 
-/// How often a rank of this process joined a group of this name: a store keeps the keys of a group
-/// that was closed, and one that is made again must not read them.
+/// Returns how often this process has joined a group with this name and rank. A store keeps a
+/// closed group's keys, and a new group with the same name must not read them.
 int generation_of(const std::string& name, std::int64_t rank) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, std::int64_t>, int> counts;
@@ -198,7 +199,7 @@ ProcessGroup init_process_group(const ProcessGroupOptions& options) {
 
 ProcessGroup init_process_group(c10::intrusive_ptr<c10d::Store> store,
                                 const ProcessGroupOptions& options) {
-  TORCH_CHECK_VALUE(store, kInit, ": expected store to be a store, got none.");
+  TORCH_CHECK_VALUE(store, kInit, ": expected a store, got a null pointer.");
   auto state = std::make_shared<ProcessGroup::State>();
   state->backend = backend_of(options);
   state->self = read_rank_info(options, /*read_environment=*/false);

@@ -21,7 +21,7 @@ std::string Reducer::Form::described() const {
   return c10::str(dtype, " ", at::IntArrayRef(sizes), " on ", device);
 }
 
-/// Runs after a parameter's gradient was accumulated.
+/// Runs after a parameter's gradient has been accumulated.
 class Reducer::Hook : public torch::autograd::FunctionPostHook {
  public:
   Hook(Reducer& reducer, std::size_t index) : reducer_(reducer), index_(index) {}
@@ -33,7 +33,7 @@ class Reducer::Hook : public torch::autograd::FunctionPostHook {
   }
 
  private:
-  Reducer& reducer_;  ///< removes the hook before it ends
+  Reducer& reducer_;  ///< outlives the hook, which its destructor removes
   std::size_t index_;
 };
 
@@ -73,9 +73,8 @@ void Reducer::install_hook(std::size_t index) {
 void Reducer::before_forward(bool sync) {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(phase_ != Phase::kBackward, collectives_.who(),
-              ": expected the last backward() to reach its end, got a forward() after one that "
-              "ended early, by an exception. Other ranks may be in another step: start again from "
-              "a checkpoint.");
+              ": forward() was called after an exception ended the last backward(). Other ranks "
+              "may be in another step. Restart all ranks from a checkpoint.");
   check_parameters();
   if (!sync) {
     phase_ = Phase::kLocal;
@@ -99,15 +98,16 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
     tracked.used = true;
     return;
   }
-  TORCH_CHECK(phase_ != Phase::kIdle, collectives_.who(),
-              ": expected a forward() before each backward(), got a gradient of '", tracked.name,
-              "' without one. Call forward() of DistributedDataParallel, not of the module; add up "
-              "losses that share a forward().");
+  TORCH_CHECK(
+      phase_ != Phase::kIdle, collectives_.who(), ": backward() gave a gradient for '",
+      tracked.name,
+      "' without a preceding forward(). Call forward() of DistributedDataParallel, not of the "
+      "module. Add up losses that share a forward(), and call backward() once.");
   if (phase_ == Phase::kForwarded) begin_backward();
   TORCH_CHECK(!tracked.ready, collectives_.who(),
               ": expected backward() to reach each parameter once, got '", tracked.name,
-              "' twice. Do not call backward() within backward(), as some ways of "
-              "checkpointing activations do.");
+              "' twice. Do not call backward() within backward(), as reentrant activation "
+              "checkpointing does.");
   tracked.used = true;
   bring_gradient(index);
   mark_ready(index);
@@ -167,24 +167,25 @@ void Reducer::check_gradient(std::size_t index, const at::Tensor& grad) const {
   const Form& form = tracked_[index].form;
   TORCH_CHECK_VALUE(grad.layout() == at::kStrided && form.fits(grad), collectives_.who(),
                     ": expected the gradient of '", tracked_[index].name,
-                    "' to be dense and as its parameter, ", form.described(), ", got layout ",
+                    "' to be dense and match its parameter, ", form.described(), ", got layout ",
                     grad.layout(), ", ", grad.scalar_type(), " ", grad.sizes(), " on ",
                     grad.device(), ". Use layers with dense gradients.");
 }
 
-// A parameter that is converted or moved loses its accumulator, and so our hook: its gradients
-// would stay local without a word.
+// A parameter that is converted or moved gets a new accumulator without our hook, so its gradients
+// would silently stay local.
 void Reducer::check_parameters() {
   for (std::size_t index = 0; index < tracked_.size(); ++index) {
     const TrackedGrad& tracked = tracked_[index];
     const at::Tensor& parameter = parameters_[index];
     if (torch::autograd::impl::try_get_grad_accumulator(parameter) == tracked.accumulator) continue;
-    // Other memory behind the parameter, as torch::load gives it: the hook went with the old.
+    // A parameter may have new memory, for example after torch::load. The old accumulator's hook no
+    // longer runs, so install the hook again.
     TORCH_CHECK_VALUE(tracked.form.fits(parameter), collectives_.who(), ": expected parameter '",
-                      tracked.name, "' to stay as it was given, ", tracked.form.described(),
-                      ", got ", parameter.scalar_type(), " ", parameter.sizes(), " on ",
-                      parameter.device(),
-                      ". Convert and move the module before it is given to "
+                      tracked.name, "' to stay as it was at construction, ",
+                      tracked.form.described(), ", got ", parameter.scalar_type(), " ",
+                      parameter.sizes(), " on ", parameter.device(),
+                      ". Convert and move the module before constructing "
                       "DistributedDataParallel.");
     install_hook(index);
   }
@@ -201,7 +202,7 @@ void Reducer::finish() {
   if (find_unused_) settle_unreached(missing);
   for (TrackedGrad& tracked : tracked_) tracked.used = false;
   if (reordered_) return;
-  // Formed anew before the next forward: gradients of this backward stay where they are until then.
+  // Rebuild buckets before the next forward, because gradients must not move until then.
   reordered_ = true;
   observed_order_ = arrived_;
   observed_order_.insert(observed_order_.end(), missing.begin(), missing.end());
@@ -220,7 +221,7 @@ void Reducer::form_buckets(const std::vector<std::size_t>& order) {
       at::Tensor& grad = parameters_[members[place]].mutable_grad();
       const at::Tensor before = std::exchange(tracked.view, memory.views[place]);
       tracked.bucket = buckets_.size();
-      // A gradient that lies in the old bucket moves along.
+      // Move a gradient from the old bucket to the new one.
       if (!before.defined() || !grad.defined() || !grad.is_alias_of(before)) continue;
       tracked.view.copy_(grad);
       grad = tracked.view;
@@ -275,21 +276,22 @@ std::vector<std::size_t> Reducer::unreached() const {
 }
 
 void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
-  // Others wait for the reductions that this rank began.
+  // Wait, because other ranks take part in the reductions that this rank started.
   wait_for_buckets();
   TORCH_CHECK(false, collectives_.who(),
               ": expected backward() to give each parameter a gradient, got none for ",
               missing.size(), " of ", tracked_.size(), " parameters: ", names_of(missing),
-              ". Let the loss depend on all, freeze them, or set find_unused_parameters.");
+              ". Make the loss depend on all parameters, freeze unused ones, or set "
+              "find_unused_parameters.");
 }
 
-/// This rank's part of the average for a parameter that it did not reach: zero, or what no_sync
-/// left.
+/// Fills in this rank's contribution for a parameter that backward did not reach: zero, or the
+/// gradient accumulated under no_sync().
 void Reducer::fill_in(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   const at::Tensor grad = parameters_[index].grad();
-  // The program may have dropped what no_sync left.
+  // The user may have reset the gradient accumulated under no_sync().
   tracked.used = tracked.used && grad.defined();
   if (grad.defined()) {
     tracked.kept = grad.is_alias_of(tracked.view) ? grad.clone() : grad;
@@ -300,7 +302,7 @@ void Reducer::fill_in(std::size_t index) {
   mark_ready(index);
 }
 
-/// How many ranks used each parameter, on the parameters' device; a collective.
+/// Returns how many ranks used each parameter, on the parameters' device. A collective.
 at::Tensor Reducer::ranks_that_used() const {
   at::Tensor used = at::zeros({static_cast<std::int64_t>(tracked_.size())}, at::kInt);
   auto* flags = used.mutable_data_ptr<std::int32_t>();
@@ -310,11 +312,13 @@ at::Tensor Reducer::ranks_that_used() const {
   return used;
 }
 
-/// A parameter that any rank used gets the average, all others keep what they had.
+/// Assigns the average to parameters that any rank used; all other parameters keep their old
+/// gradient.
 void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
   const at::NoGradGuard no_grad;
   const at::Tensor all = ranks_that_used();
-  // Only a rank that did not reach a parameter has to know: nothing is read back otherwise.
+  // Only a rank that did not reach a parameter needs the counts. Other ranks avoid a
+  // synchronization.
   if (missing.empty()) return;
   const at::Tensor used = all.cpu();
   const auto* ranks = used.const_data_ptr<std::int32_t>();

@@ -2,15 +2,15 @@
 // Averages gradients over a group while backward runs.
 //
 // Note [Phases of a reduction]
-//   idle       no backward is expected
-//   local      after a forward within no_sync: gradients are only noted
-//   forwarded  after another forward: the first gradient begins a reduction
-//   backward   until the end of that backward, where the engine calls finish()
+//     idle       no backward is expected
+//     local      after a forward within no_sync: gradients are only noted
+//     forwarded  after another forward: the first gradient begins a reduction
+//     backward   until the end of that backward, where the engine calls finish()
 //
-// Gradients arrive in hooks after AccumulateGrad, with the parameter's gradient complete. Each is
-// copied into its bucket's memory, scaled; a bucket whose members have all arrived is reduced as
-// soon as those before it are: one order on all ranks, whatever the order of arrival. finish()
-// waits. The scaling comes before the reduction starts, or in it, so that nothing writes to a
+// Hooks run after AccumulateGrad, when a parameter's gradient is complete. Each gradient is scaled
+// and copied into its bucket's memory. A bucket is reduced as soon as all its members have arrived
+// and all earlier buckets have been launched, so all ranks reduce in the same order. finish() waits
+// for the reductions. Scaling happens before or in the reduction, so that nothing writes to a
 // bucket in flight.
 #pragma once
 
@@ -34,27 +34,29 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  /// @param parameters those that require gradients, in the module's order.
+  /// @param parameters the parameters that require gradients, in module order.
   Reducer(NamedTensors parameters, Collectives collectives,
           const DistributedDataParallelOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Hooks need an owner; call it once, after std::make_shared.
+  /// Installs the hooks. Call this function once, after std::make_shared, because hooks need an
+  /// owner.
   void install_hooks();
-  /// A forward that records gradients follows.
+  /// Prepares for a forward that records gradients.
   void before_forward(bool sync);
-  /// Whether no backward has begun since the last forward outside of no_sync: alike on all ranks.
+  /// Returns whether no backward has begun since the last forward outside no_sync; equal on all
+  /// ranks.
   bool awaits_backward() const;
   std::vector<std::vector<std::string>> bucket_names() const;
 
  private:
   enum class Phase { kIdle, kLocal, kForwarded, kBackward };
-  // std::shared_ptr in one version of torch, c10::intrusive_ptr in another.
+  // std::shared_ptr or c10::intrusive_ptr, depending on the torch version.
   using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
-  /// What a parameter and its gradient must stay.
+  /// Properties that a parameter and its gradient must keep.
   struct Form {
     at::ScalarType dtype;
     at::Device device;
@@ -63,25 +65,24 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool fits(const at::Tensor& tensor) const;
     std::string described() const;
   };
-  /// The gradient of one parameter.
   struct TrackedGrad {
     TrackedGrad(std::string name, Form form) : name(std::move(name)), form(std::move(form)) {}
 
     std::string name;
     Form form;
-    NodePtr accumulator;  ///< torch keeps it only as long as somebody holds it
+    NodePtr accumulator;  ///< owned here, because torch keeps only a weak reference
     std::uintptr_t hook = 0;
-    at::Tensor view;  ///< into its bucket
+    at::Tensor view;  ///< the gradient's view into its bucket
     std::size_t bucket = 0;
-    bool ready = false;  ///< in this backward
+    bool ready = false;  ///< arrived in this backward
     bool used = false;   ///< since the last reduction
-    at::Tensor kept;     ///< what its gradient was, if this backward did not reach it
+    at::Tensor kept;     ///< old gradient, if this backward did not reach the parameter
   };
   struct Bucket {
     at::Tensor flat;
     std::vector<std::size_t> members;
     std::size_t missing = 0;  ///< members that are not ready
-    bool averages = false;    ///< the backend divides
+    bool averages = false;    ///< whether the backend averages
     Pending pending;
   };
 
@@ -112,13 +113,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<at::Tensor> parameters_;
   std::vector<TrackedGrad> tracked_;
   std::vector<Bucket> buckets_;
-  std::size_t next_ = 0;              ///< the bucket to be reduced next
-  std::vector<std::size_t> arrived_;  ///< in this backward, in order
+  std::size_t next_ = 0;              ///< next bucket to reduce
+  std::vector<std::size_t> arrived_;  ///< order of arrival in this backward
   std::vector<std::size_t> observed_order_;
   bool reordered_ = false;
   bool awaits_backward_ = false;
   Phase phase_ = Phase::kIdle;
-  // Gradients of modules on several devices arrive in several threads.
+  // Gradients on several devices arrive on several threads.
   mutable std::mutex mutex_;
 };
 

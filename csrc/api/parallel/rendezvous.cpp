@@ -92,7 +92,7 @@ Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& s
   const std::int64_t port = options.master_port() ? *options.master_port() : *number("MASTER_PORT");
   TORCH_CHECK_VALUE(port > 0 && port <= std::numeric_limits<std::uint16_t>::max(), kInit,
                     ": expected the port to be between 1 and 65535, got ", port, ".");
-  // Under torchrun its agent serves the store, to all ranks.
+  // torchrun's agent serves the store for all ranks.
   const bool agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True" && !options.master_port();
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(port);
@@ -111,7 +111,7 @@ Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& s
                 agent ? "torchrun" : "rank 0", " runs.");
   }
   if (agent) {
-    // Processes that torchrun starts again have the same store.
+    // Processes that torchrun restarts use the same store, so add a prefix for each attempt.
     const std::string attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
     store = c10::make_intrusive<c10d::PrefixStore>("torchfuse/attempt_" + attempt, store);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How processes find each other: torchrun's variables, the store, and the barriers at a group's
-// begin and end.
+// How processes find each other: torchrun's variables, the store, and the barriers for joining and
+// leaving a group.
 #pragma once
 
 #include <torchfuse/parallel/process_group.h>
@@ -14,14 +14,14 @@ namespace torchfuse::parallel {
 
 inline constexpr const char* kInit = "torchfuse::parallel::init_process_group";
 
-/// "30 s", "1500 ms"
+/// Returns text such as "30 s" or "1500 ms".
 std::string to_string(std::chrono::milliseconds duration);
 
-/// One process's rank, and what it counts among.
+/// A process's rank, and the number of processes.
 struct RankInfo {
   std::int64_t rank;
   std::int64_t world_size;
-  std::int64_t local_rank;  ///< among the processes of its machine
+  std::int64_t local_rank;  ///< rank among the processes on this machine
 };
 
 /// A store, and whether this process serves it.
@@ -30,15 +30,16 @@ struct Rendezvous {
   bool serves;
 };
 
-/// What options or environment say of this process; throws if it is incomplete or impossible.
+/// Reads this process's rank from options or environment. Throws if a value is missing or out of
+/// range.
 RankInfo read_rank_info(const ProcessGroupOptions& options, bool read_environment);
-/// The store of torchrun's agent, or the one that rank 0 serves.
+/// Connects to the store of torchrun's agent, or to the store that rank 0 serves.
 Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& self);
 
-/// Returns once all ranks have come to `store`. Each brings `terms`, which must be equal.
+/// Waits until all ranks have joined through `store`, and checks that they pass equal `terms`.
 void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
                   const std::string& group, const std::string& terms);
-/// Returns once all ranks are about to leave, or after `timeout`, then with a warning.
+/// Waits until all ranks are about to leave. After `timeout`, returns with a warning.
 void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
                     const std::string& group, bool serves);
 

@@ -17,7 +17,7 @@ using torch::optim::OptimizerParamGroup;
 
 namespace {
 
-/// Why a parameter cannot be sharded; empty: it can.
+/// Returns why a parameter cannot be sharded, or an empty string.
 std::string refusal_of(const at::Tensor& param) {
   const at::ScalarType dtype = param.scalar_type();
   const bool known =
@@ -33,7 +33,7 @@ std::string refusal_of(const at::Tensor& param) {
   return "";
 }
 
-/// The groups with other tensors in the parameters' place.
+/// Returns the groups with `tensors` in place of the parameters.
 std::vector<OptimizerParamGroup> with_tensors(const std::vector<OptimizerParamGroup>& groups,
                                               const std::vector<at::Tensor>& tensors) {
   std::vector<OptimizerParamGroup> result;
@@ -50,8 +50,8 @@ std::vector<OptimizerParamGroup> with_tensors(const std::vector<OptimizerParamGr
 
 std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
   if (whole.step_options().write_back_grads != WriteBackGrads::kNothing) {
-    return "expected write_back_grads to be kNothing, got another value. Each rank would store its "
-           "own part only.";
+    return "expected write_back_grads to be kNothing, got another value. Each rank would store "
+           "gradients for its shards only.";
   }
   std::unordered_set<const void*> seen;
   const auto& groups = whole.param_groups();
@@ -114,8 +114,8 @@ void ShardedBase::attach(optim::FusedOptimizer& of_shards, StateOfShards state_o
 
 void ShardedBase::refuse_group() {
   TORCH_CHECK(false, kSharded,
-              "::add_param_group: expected all parameters at construction, got more. Make a new "
-              "optimizer with all of them, and load the state of this one.");
+              "::add_param_group: all parameters must be given at construction. Construct a new "
+              "optimizer with all parameters, and load this optimizer's state.");
 }
 
 void ShardedBase::step_shards(optim::FusedOptimizer& of_shards,

@@ -29,7 +29,7 @@ Shards::Shards(const std::vector<OptimizerParamGroup>& groups,
   const at::NoGradGuard no_grad;
   for (const OptimizerParamGroup& each : groups) model_.emplace_back(each.params());
   if (collectives_.size() > 1) {
-    // Steps find the group by its name.
+    // Fail early if the group is not registered: steps find it by name.
     torchfuse::group_size(collectives_.name(), kSharded);
     groups_ = {collectives_.name()};
   }
@@ -73,7 +73,7 @@ std::vector<std::string> Shards::described(const std::vector<std::string>& optio
   return lines;
 }
 
-/// One to three bytes for each parameter, and the options.
+/// Returns one to three bytes per parameter, and the options.
 std::string Shards::summary(const std::vector<std::string>& options) const {
   std::string text;
   for (std::size_t index = 0; index < params_.size(); ++index) {
@@ -88,35 +88,35 @@ std::string Shards::summary(const std::vector<std::string>& options) const {
 
 void Shards::compare(const char* what, const std::string& summary,
                      const std::function<std::vector<std::string>()>& lines) const {
-  // All ranks choose the same device: every group either sends from the CPU or has GPUs only.
+  // All ranks choose the same device, because a group either sends from the CPU or has only GPUs.
   const c10::Device device =
       collectives_.has_cpu() || params_.empty() ? c10::Device(at::kCPU) : params_.front().device();
   check_agreement(collectives_, device, what, summary, lines);
 }
 
-/// Mistakes that a program makes on all ranks.
+/// Checks for mistakes that a program makes on all ranks.
 void Shards::check_program(const std::vector<OptimizerParamGroup>& groups) const {
   const std::vector<at::Tensor> given = optim::params_of(groups);
   const bool same =
       std::equal(given.begin(), given.end(), shards_.begin(), shards_.end(),
                  [](const at::Tensor& one, const at::Tensor& shard) { return one.is_same(shard); });
-  TORCH_CHECK(same, kSharded, "::step: expected the parameters of the construction, ",
-              shards_.size(), ", got ", given.size(),
-              ", or others. Make a new optimizer with all of them, and load the state of this "
-              "one.");
+  TORCH_CHECK(same, kSharded, "::step: expected param_groups() to hold the ", shards_.size(),
+              " shards from construction, got ", given.size(),
+              " parameters or different ones. Construct a new optimizer with all parameters, and "
+              "load this optimizer's state.");
   if (shards_.empty()) return;
   TORCH_CHECK(shards_[0].grad().is_same(marker_) && optim::version_of(marker_) == marker_version_,
               kSharded,
-              "::step: expected zero_grad() of the ShardedOptimizer or of the model, got that of a "
-              "base class, which leaves the model's gradients. Call the one of the class itself.");
+              "::step: zero_grad() was called through a base class, which does not reset the "
+              "model's gradients. Call zero_grad() of the ShardedOptimizer or of the model.");
 }
 
 void Shards::check_gradients() const {
   for (std::size_t index = 0; index < params_.size(); ++index) {
     TORCH_CHECK(!moved(index), kSharded, "::step: expected parameter ", index,
                 " to stay in the memory that the optimizer gave it, got another address. Move, "
-                "convert and load models before the optimizer is made, and write values in place: "
-                "param.copy_(value).");
+                "convert and load models before constructing the optimizer, and write values in "
+                "place: param.copy_(value).");
     const at::Tensor& grad = params_[index].grad();
     TORCH_CHECK_VALUE(!grad.defined() || grad.layout() == at::kStrided, kSharded,
                       "::step: expected the gradient of parameter ", index,
@@ -148,7 +148,7 @@ void Shards::take_gradients() {
     } else if (shards_[index].numel() > 0) {
       of_shard = partition_.shard_of(index, laid_out_like(param, grad.detach()));
     } else {
-      // An empty shard needs a gradient too, so that all ranks count the same steps.
+      // An empty shard also needs a gradient, so that all ranks count the same steps.
       of_shard = at::empty({0}, grad.options().requires_grad(false));
     }
   }

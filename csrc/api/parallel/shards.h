@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What ShardedOptimizer adds to an optimizer: shards of parameters, and the work around a step.
+// ShardedOptimizer's shards of parameters, and the work before and after a step.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -22,61 +22,61 @@ namespace torchfuse::parallel {
 
 inline constexpr const char* kSharded = "torchfuse::parallel::ShardedOptimizer";
 
-/// The parameters of a model in flat memory, and this rank's shards of them. A shard shares the
-/// version counter of its parameter, from which steps see that a parameter was written.
+/// The model's parameters in flat memory, and this rank's shards. A shard and its parameter share a
+/// version counter, so that steps notice writes to the parameter.
 class Shards {
  public:
   using StateDict = c10::impl::GenericDict;
 
   /// Compares the ranks, and moves the parameters into flat memory.
   /// @param options one line for each group, and one for the defaults.
-  /// @param refusal why this rank cannot shard the optimizer, which all ranks throw; empty: it can.
+  /// @param refusal why this rank cannot shard the optimizer, thrown on all ranks; or empty.
   Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
          const std::vector<std::string>& options, const std::string& refusal,
          c10::intrusive_ptr<c10d::ProcessGroup> group);
 
   std::int64_t size() const { return collectives_.size(); }
-  /// As FusedSlot::shard_groups.
+  /// Returns the value of FusedSlot::shard_groups.
   const std::vector<std::string>& groups() const { return groups_; }
-  /// Returns the number of the first element of this rank's shard of parameter `index`.
+  /// Returns the number of the first element in this rank's shard of parameter `index`.
   std::int64_t first_element(std::size_t index) const {
     return partition_.range(index, collectives_.rank()).first;
   }
   const std::vector<at::Tensor>& params() const { return params_; }  ///< the model's
-  const std::vector<at::Tensor>& shards() const { return shards_; }  ///< this rank's shard of each
-  /// The groups of the model's parameters, without options.
+  const std::vector<at::Tensor>& shards() const { return shards_; }  ///< this rank's shards
+  /// Returns the model's parameters by group, without options.
   const std::vector<torch::optim::OptimizerParamGroup>& model_groups() const { return model_; }
 
-  /// Returns whether the next step compares the ranks. Where the host would have to wait for a GPU,
-  /// only the first step does.
+  /// Returns whether the next step compares the ranks. Only the first step does if the comparison
+  /// would make the host wait for a GPU.
   bool compares_step() const;
-  /// Compares the ranks, and gives the shards their gradients. Throws on all ranks or on none;
+  /// Compares the ranks, and assigns the shards their gradients. Throws on all ranks or on none;
   /// after an exception nothing has changed.
-  /// @param groups of the shards.
-  /// @param options as above; ignored in a step that does not compare.
+  /// @param groups groups with the shards.
+  /// @param options as in the constructor; ignored in a step that does not compare.
   void before_step(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const std::vector<std::string>& options);
-  /// Drops the shards' gradients after a step, whether it succeeded or not.
+  /// Drops the shards' gradients after a step, also after a failed step.
   void drop_gradients();
-  /// Resets the gradients of the model.
+  /// Resets the model's gradients.
   void zero_gradients(bool set_to_none);
-  /// Gathers all shards on all ranks.
+  /// All-gathers the parameters.
   void gather() const;
 
-  /// What the optimizer's class defines.
+  /// Properties of the optimizer's class.
   struct Class {
-    std::unordered_set<std::string> numbers;  ///< states with one number for a parameter
+    std::unordered_set<std::string> numbers;  ///< states with one number per parameter
     std::function<StateDict(const optim::FusedOptimizer&)> state_of_shards;
   };
   void set_class(Class its) { class_ = std::move(its); }
-  /// Returns the state dict of an optimizer of the shards.
+  /// Returns the state dict for the shards.
   StateDict state_of_shards(const optim::FusedOptimizer& optimizer) const {
     return class_.state_of_shards(optimizer);
   }
-  /// Returns the state dict of the whole parameters, on the CPU; a collective.
-  /// @param keep false: this rank takes part, and its result has undefined tensors.
+  /// Returns the unsharded state dict, on the CPU. A collective.
+  /// @param keep false: take part, but return undefined tensors (default true).
   StateDict whole_state(const StateDict& of_shards, bool keep = true) const;
-  /// Returns this rank's shard of a state dict of whole parameters.
+  /// Returns this rank's shard of an unsharded state dict.
   StateDict own_state(const StateDict& whole) const;
 
  private:
@@ -100,9 +100,9 @@ class Shards {
   Class class_;
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
-  std::vector<const void*> addresses_;  ///< of the parameters in flat memory
-  // torch's zero_grad() is not virtual. Called through a base class it would reset the gradients of
-  // the shards and leave the model's, so the first shard holds a marker between steps.
+  std::vector<const void*> addresses_;  ///< the parameters' addresses in flat memory
+  // torch's zero_grad() is not virtual. Called through a base class, it resets only the shards'
+  // gradients. The first shard's gradient is a marker between steps, to detect such a call.
   at::Tensor marker_;
   std::int64_t marker_version_ = 0;
   bool stepped_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// State dicts of whole parameters from the states of shards, and the other way round.
+// Converts between state dicts of shards and unsharded state dicts.
 #include <ATen/ATen.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kLoad = "torchfuse::parallel::ShardedOptimizer::load_state_dict: expected";
 
-/// The keys of all parameters' states; what is not a list or dict has none.
+/// Returns the state keys of all parameters. Skips malformed groups.
 std::vector<c10::IValue> keys_of(const c10::IValue& groups) {
   std::vector<c10::IValue> keys;
   for (const c10::IValue& group : groups.toList()) {
@@ -29,7 +29,7 @@ std::vector<c10::IValue> keys_of(const c10::IValue& groups) {
 
 }  // namespace
 
-/// Whether an entry of a state has one element for each element of its parameter.
+/// Returns whether a state entry has one element per parameter element.
 bool Shards::is_sharded(const c10::IValue& key, const c10::IValue& value) const {
   return key.isString() && class_.numbers.count(key.toStringRef()) == 0 && value.isTensor() &&
          value.toTensor().defined();
@@ -48,8 +48,8 @@ void Shards::compare_states(const StateDict& states) const {
   compare("the states", c10::Join("\n", lines), [&] { return lines; });
 }
 
-/// The state of a whole parameter, laid out like it, on the CPU. One rank after the other sends its
-/// shard, so that a device holds one shard at a time.
+/// Returns a parameter's unsharded state on the CPU, with the parameter's layout. Ranks send their
+/// shards one after another, so that a device stores one shard at a time.
 at::Tensor Shards::gathered(std::size_t index, const at::Tensor& shard, bool keep) const {
   at::Tensor whole;
   if (keep) {
@@ -94,11 +94,11 @@ Shards::StateDict Shards::own_state(const StateDict& whole) const {
   const auto groups = whole.find("param_groups");
   const bool complete = states != whole.end() && states->value().isGenericDict() &&
                         groups != whole.end() && groups->value().isList();
-  if (!complete) return whole;  // the optimizer's class says what is missing
+  if (!complete) return whole;  // loading into the optimizer reports what is missing
   const std::vector<c10::IValue> keys = keys_of(groups->value());
   TORCH_CHECK_VALUE(keys.size() == params_.size(), kLoad, " the state of ", params_.size(),
-                    " parameters, got that of ", keys.size(),
-                    ". Make the optimizer of the model that was saved.");
+                    " parameters, got the state of ", keys.size(),
+                    ". Construct the optimizer for the model that was saved.");
   StateDict own_states = states->value().toGenericDict().copy();
   for (std::size_t index = 0; index < keys.size(); ++index) {
     if (!keys[index].isInt()) continue;

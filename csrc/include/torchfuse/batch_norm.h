@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of batch normalization, torch.ops.torchfuse.*, as C++ functions; ops.h includes them.
+// Batch normalization ops (torch.ops.torchfuse.*) as C++ functions. ops.h includes this header.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +12,16 @@
 
 namespace torchfuse {
 
-/// First of two forward passes of batch normalization: returns the moments of each channel of one
-/// rank's input, in one read.
+/// First of two forward passes of batch normalization: returns each channel's moments over one
+/// rank's input. Reads the input once.
 ///
-/// @param input [N, C, ...] in fp32, fp16, bf16 or fp64. Read in place if the pixels of a channel
-///   or the channels of a pixel are contiguous (contiguous, channels_last, [N, C], and slices of
-///   them); otherwise copied, with a warning.
-/// @return fp64 [4 C + 1]: sum, its last bits, sum of squares, its last bits, each [C], and the
-///   elements per channel. Their sum over ranks gives the moments of the pooled batch, whose
-///   variance is as exact as one rank's, even if the mean is 1e6 sigma. Zeros for an empty input.
+/// @param input [N, C, ...] in fp32, fp16, bf16 or fp64. Read in place if each channel's pixels or
+///   each pixel's channels are contiguous (contiguous, channels_last, [N, C], and slices of such
+///   tensors); otherwise copied, with a warning.
+/// @return fp64 [4 C + 1]: sum, low-order bits of the sum, sum of squares, low-order bits of the
+///   sum of squares (each [C]), and the element count per channel. Zeros for an empty input. Adding
+///   the tensors of all ranks gives the moments of the pooled batch. The variance of the pooled
+///   batch is as exact as for one rank, even if the mean is 1e6 sigma.
 /// @throws c10::Error for another dtype or fewer than two dimensions.
 TORCHFUSE_API at::Tensor batch_norm_stats(const at::Tensor& input);
 
@@ -28,18 +29,20 @@ TORCHFUSE_API at::Tensor batch_norm_stats(const at::Tensor& input);
 /// bias, plus the residual, then ReLU.
 ///
 /// @param input as in batch_norm_stats().
-/// @param weight, bias [C], fp32, fp16, bf16 or fp64; 1 and 0 if absent.
-/// @param packed sum over ranks of what batch_norm_stats() returned. None: the running statistics
-///   replace it, and do not change.
+/// @param weight, bias [C], fp32, fp16, bf16 or fp64; `nullopt` means 1 and 0.
+/// @param packed sum over ranks of batch_norm_stats(). `nullopt` means to use the running
+///   statistics, which then do not change.
 /// @param running_mean, running_var [C]: updated to (1 - momentum) * running + momentum * observed,
 ///   with the unbiased variance, unless no rank has an element.
 /// @param num_batches_tracked int64: incremented, unless no rank has an element.
-/// @param residual of input's sizes and dtype, added before the ReLU.
-/// @param momentum none: 1 / num_batches_tracked, the cumulative average.
+/// @param residual same sizes and dtype as `input`; added before the ReLU.
+/// @param momentum weight of the observed statistics; `nullopt` means 1 / num_batches_tracked, the
+///   cumulative average.
 /// @param eps added to the biased variance.
-/// @param relu clamp the output at 0.
-/// @return output, of input's dtype, dense in its layout; and `saved` for the backward passes: fp64
-///   [2 C + 1], mean, 1 / sqrt(var + eps), elements per channel (0 with running statistics).
+/// @param relu clamp the output at 0 (default false).
+/// @return output, with the input's dtype, dense in the input's layout; and `saved` for the
+///   backward passes: fp64 [2 C + 1], with mean, 1 / sqrt(var + eps), and elements per channel (0
+///   with running statistics).
 /// @throws c10::Error naming the argument, before anything is written.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
     const at::Tensor& input, const std::optional<at::Tensor>& weight,
@@ -48,30 +51,32 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
     const std::optional<at::Tensor>& num_batches_tracked, const std::optional<at::Tensor>& residual,
     std::optional<double> momentum, double eps, bool relu = false);
 
-/// First of two backward passes of batch normalization: one read of gradient and input.
+/// First of two backward passes of batch normalization. Reads gradient and input once.
 ///
-/// @param grad_output of input's sizes and dtype.
+/// @param grad_output same sizes and dtype as `input`.
 /// @param input, weight, bias, relu as given to batch_norm_elemt().
-/// @param saved second value that batch_norm_elemt() returned.
-/// @param output first value that batch_norm_elemt() returned, given if there were a residual and a
-///   ReLU: the gradient passes where it is positive. None: the ReLU is recomputed from the input.
+/// @param saved second return value of batch_norm_elemt().
+/// @param output first return value of batch_norm_elemt(), required if both a residual and a ReLU
+///   were used: the gradient passes where `output` is positive. `nullopt` means to recompute the
+///   ReLU from the input.
 /// @return sums, fp64 [2 C], of dy and of dy * x_hat, to be added over ranks; gradients of weight
-///   and bias, from this rank's elements alone; and with `output` the gradient of the ReLU's input,
-///   which is the residual's (empty otherwise).
+///   and bias, from this rank's elements only; and with `output` the gradient of the ReLU's input,
+///   which is also the residual's gradient (empty otherwise).
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
     const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& saved,
     const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& output, bool relu = false);
 
-/// Second of two backward passes of batch normalization:
-/// dx = weight / sqrt(var + eps) * (dy - sum(dy) / n - x_hat * sum(dy * x_hat) / n).
+/// Second of two backward passes of batch normalization: dx = weight / sqrt(var + eps) * (dy -
+/// sum(dy) / n - x_hat * sum(dy * x_hat) / n).
 ///
 /// @param grad_output as in batch_norm_backward_reduce(); or the gradient of the ReLU's input that
-///   it returned, with `relu` false.
+///   batch_norm_backward_reduce() returned, with `relu` false.
 /// @param input, saved, weight, bias as in batch_norm_backward_reduce().
-/// @param sums first value that batch_norm_backward_reduce() returned, added over ranks.
-/// @param relu apply the derivative of the ReLU, recomputed from the input.
+/// @param sums first return value of batch_norm_backward_reduce(), added over ranks.
+/// @param relu apply the derivative of the ReLU, recomputed from the input (default false).
+/// @return gradient of the input, with the input's sizes and dtype.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output,
                                                    const at::Tensor& input, const at::Tensor& saved,
@@ -80,23 +85,25 @@ TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output
                                                    const std::optional<at::Tensor>& bias,
                                                    bool relu = false);
 
-/// Batch normalization over the batches of all ranks of a group (Ioffe and Szegedy 2015; the
-/// moments of the pooled batch), differentiable twice: one all-reduce of 4 C + 1 doubles in forward
-/// and one of 2 C in backward, whatever the number of ranks. Ranks may have batches of different
-/// sizes, including empty ones. The gradients of weight and bias are those of this rank's outputs;
-/// data-parallel training adds them.
+/// Batch normalization over the batches of all ranks in a group, differentiable twice. Uses the
+/// moments of the pooled batch (Ioffe and Szegedy 2015). Communicates one all-reduce of 4 C + 1
+/// doubles in forward and one of 2 C in backward, for any number of ranks.
+///
+/// Ranks may have batches of different sizes, including empty ones. The gradients of weight and
+/// bias cover this rank's outputs only; data-parallel training adds them.
 ///
 /// @param input, weight, bias, running_mean, running_var, num_batches_tracked, residual, momentum,
 ///   eps, relu as in batch_norm_elemt().
-/// @param packed reduced moments of an earlier call with the same input: the forward pass then
-///   exchanges nothing and does not update the running statistics.
-/// @param training false: the running statistics are used, if there are any.
-/// @param group name of a process group, as in all_reduce_(); none: this rank's batch alone.
+/// @param packed reduced moments that an earlier call returned for the same input: the forward pass
+///   then communicates nothing and does not update the running statistics.
+/// @param training false: use the running statistics, if given.
+/// @param group name of a process group, as in all_reduce_(); `nullopt` (default) means this rank's
+///   batch alone.
 /// @param caller name of the caller in error messages.
-/// @param deterministic as in all_reduce_sum_().
+/// @param deterministic as in all_reduce_sum_() (default false).
 /// @return output, and the reduced moments (empty with running statistics).
-/// @throws c10::Error naming `caller` and the argument, before anything is written;
-///   and naming the ranks that are missing when an exchange fails.
+/// @throws c10::Error naming `caller` and the argument, before anything is written; and naming the
+///   missing ranks when a collective fails.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> sync_batch_norm(
     const at::Tensor& input, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,

@@ -15,12 +15,12 @@ namespace torchfuse {
 ///
 ///     grad *= min(1, max_norm / (norm + 1e-6))
 ///
-/// The counterpart of Python's torch.nn.utils.clip_grad_norm_: it returns the norm as a tensor,
-/// whereas torch::nn::utils::clip_grad_norm_ of C++ makes the host wait for a number. The 2-norm of
-/// fp32, fp16 and bf16 gradients is that of multi_tensor_l2_norm(): one read, and sums of squares
-/// that cannot overflow. ATen computes other orders and fp64 tensor by tensor, in fp32 for 16-bit
-/// gradients and in the gradients' own dtype otherwise. A norm that is not finite makes gradients
-/// zero or NaN, as in torch's function.
+/// The counterpart of Python's torch.nn.utils.clip_grad_norm_. Returns the norm as a tensor,
+/// whereas torch::nn::utils::clip_grad_norm_ in C++ synchronizes with the device to return a
+/// number. For fp32, fp16 and bf16 gradients the 2-norm is computed by multi_tensor_l2_norm(), in
+/// one read and with sums of squares that cannot overflow. ATen computes other orders and fp64
+/// tensor by tensor, in fp32 for 16-bit gradients and otherwise in the gradients' dtype. A norm
+/// that is not finite makes gradients zero or NaN, as in torch's function.
 ///
 ///     loss.backward();
 ///     const torch::Tensor norm = torchfuse::clip_grad_norm_(model->parameters(), 1.0);
@@ -28,17 +28,18 @@ namespace torchfuse {
 ///
 /// An optimizer with the option `max_grad_norm` clips inside its step, without a separate pass.
 ///
-/// @param parameters any mix of fp32, fp16, bf16 and fp64, on any devices; those without a gradient
-///   are ignored. Gradients must be dense and may have any strides.
-/// @param max_norm at least 0; infinity only measures.
-/// @param norm_type order of the norm, any number but NaN; infinity is the largest magnitude, and 0
-///   counts the gradients that are not all zero, as in torch.
-/// @param error_if_nonfinite throw, before anything is written, if the norm is not finite. The host
-///   then waits for the device; otherwise it reads nothing.
+/// @param parameters any mix of fp32, fp16, bf16 and fp64, on any devices. Parameters without a
+///   gradient are ignored. Gradients must be dense and may have any strides.
+/// @param max_norm at least 0; infinity measures without clipping.
+/// @param norm_type order of the norm, any number but NaN (default 2). Infinity is the largest
+///   magnitude, and 0 counts the gradients that are not all zero, as in torch.
+/// @param error_if_nonfinite throw, before anything is written, if the norm is not finite (default
+///   false). With true, the host synchronizes with the device; with false, it reads nothing.
 /// @return the norm before clipping, 0-dim, on the first gradient's device: fp64 if a gradient is
-///   fp64, else fp32 (torch uses the gradients' own dtype). Without gradients, 0 on the CPU.
-/// @throws c10::ValueError for a bad `max_norm` or `norm_type`; c10::NotImplementedError for a
-///   sparse gradient, with its index; c10::Error for a norm that is not finite, with torch's text.
+///   fp64, otherwise fp32 (torch uses the gradients' dtype). Without gradients, 0 on the CPU.
+/// @throws c10::ValueError for an invalid `max_norm` or `norm_type`.
+/// @throws c10::NotImplementedError for a sparse gradient, with its index.
+/// @throws c10::Error for a norm that is not finite, with torch's text.
 TORCHFUSE_API at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                                          double norm_type = 2.0, bool error_if_nonfinite = false);
 
@@ -63,7 +64,8 @@ inline at::Tensor clip_grad_norm_(const at::Tensor& parameter, double max_norm,
 ///
 /// @param parameters as in clip_grad_norm_().
 /// @param clip_value at least 0.
-/// @throws c10::ValueError for a bad `clip_value`; c10::NotImplementedError for a sparse gradient.
+/// @throws c10::ValueError for an invalid `clip_value`.
+/// @throws c10::NotImplementedError for a sparse gradient.
 TORCHFUSE_API void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
 
 /// Calls clip_grad_value_() for a list of parameters.
@@ -80,14 +82,15 @@ inline void clip_grad_value_(const at::Tensor& parameter, double clip_value) {
 ///
 ///     const torch::Tensor norm = torchfuse::get_total_norm({a, b});
 ///
-/// @param tensors as the gradients of clip_grad_norm_(); undefined tensors are ignored.
-/// @param norm_type as in clip_grad_norm_().
-/// @param shard_groups for each tensor, the names of the process groups (c10d's) over whose
-///   processes it is split; `tensors[i]` is then this process's part. Empty: no tensor is split.
-///   Tensors that are split alike share collectives; all processes must make the same call.
+/// @param tensors like the gradients in clip_grad_norm_(); undefined tensors are ignored.
+/// @param norm_type as in clip_grad_norm_() (default 2).
+/// @param shard_groups for each tensor, the names of the process groups (c10d's) over which the
+///   tensor is sharded; `tensors[i]` is then this process's shard. Empty (default): no tensor is
+///   sharded. Tensors with identical shard groups share collectives. All processes must make the
+///   same call.
 /// @return the norm, as clip_grad_norm_() returns it.
-/// @throws c10::ValueError for a bad `norm_type` or `shard_groups` of another length;
-///   c10::NotImplementedError for a sparse tensor, with its index.
+/// @throws c10::ValueError for an invalid `norm_type` or `shard_groups` of another length.
+/// @throws c10::NotImplementedError for a sparse tensor, with its index.
 TORCHFUSE_API at::Tensor get_total_norm(
     const std::vector<at::Tensor>& tensors, double norm_type = 2.0,
     const std::vector<std::vector<std::string>>& shard_groups = {});
@@ -100,8 +103,8 @@ TORCHFUSE_API at::Tensor get_total_norm(
 /// @param tensors as in get_total_norm().
 /// @param max_norm at least 0.
 /// @param total_norm 1 element; not read by the host.
-/// @throws c10::ValueError for a bad `max_norm` or `total_norm`; c10::NotImplementedError for a
-///   sparse tensor.
+/// @throws c10::ValueError for an invalid `max_norm` or `total_norm`.
+/// @throws c10::NotImplementedError for a sparse tensor.
 TORCHFUSE_API void clip_with_norm_(const std::vector<at::Tensor>& tensors, double max_norm,
                                    const at::Tensor& total_norm);
 
@@ -111,7 +114,8 @@ TORCHFUSE_API void clip_with_norm_(const std::vector<at::Tensor>& tensors, doubl
 ///
 /// @param tensors as in get_total_norm().
 /// @param clip_value at least 0.
-/// @throws c10::ValueError for a bad `clip_value`; c10::NotImplementedError for a sparse tensor.
+/// @throws c10::ValueError for an invalid `clip_value`.
+/// @throws c10::NotImplementedError for a sparse tensor.
 TORCHFUSE_API void clip_value_(const std::vector<at::Tensor>& tensors, double clip_value);
 
 }  // namespace torchfuse

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Averages of parameters, as FusedStepOptions::ema keeps them, in the place of the parameters.
+// Swaps parameters with their moving averages, which FusedStepOptions::ema maintains.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,18 +8,23 @@
 
 namespace torchfuse {
 
-/// Exchanges a parameter and its average, in place; a second call with the result of the first one
-/// exchanges them back, bit for bit.
+/// Swaps a parameter and its average, in place. A second call with the first call's result swaps
+/// them back, bit for bit.
 ///
-/// A 16-bit parameter cannot hold its fp32 average: it receives the average rounded to nearest, and
-/// its own value is returned. The average stays as it is then.
+/// A 16-bit parameter cannot store its fp32 average. The parameter is set to the average rounded to
+/// nearest, its old value is returned, and the average does not change.
+///
+///     const torch::Tensor kept = torchfuse::swap_ema_(param, ema);  // evaluate with the average
+///     torchfuse::swap_ema_(param, ema, kept);                       // train on
 ///
 /// @param param fp32, fp64, fp16 or bf16.
-/// @param ema its average, fp64 for an fp64 parameter and fp32 otherwise, of the same sizes.
-/// @param kept result of the call that put the average in; undefined: this call does.
-/// @returns for a 16-bit parameter that receives its average, the former value; else undefined.
-/// @throws c10::Error for other dtypes or sizes, also if the parameter's dtype has changed since,
-///   and for tensors that cannot be written; nothing is changed.
+/// @param ema the parameter's average: fp64 for an fp64 parameter and fp32 otherwise, with equal
+///   sizes.
+/// @param kept return value of the call that swapped the average in; undefined (default) in that
+///   call.
+/// @returns for a 16-bit parameter that is set to its average, the old value; otherwise undefined.
+/// @throws c10::Error for other dtypes or sizes, for a parameter dtype that changed since the first
+///   call, and for tensors that cannot be written; nothing is changed.
 TORCHFUSE_API at::Tensor swap_ema_(const at::Tensor& param, const at::Tensor& ema,
                                    const at::Tensor& kept = {});
 

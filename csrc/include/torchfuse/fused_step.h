@@ -16,134 +16,145 @@
 
 namespace torchfuse {
 
-/// Where the elements of a part lie among those of the whole parameter, in the order of its memory:
-/// in runs at equal distances. Part element i is element `first + i / run * stride + i % run`.
+/// Maps a shard's elements to element numbers in the whole parameter, in memory order: runs at a
+/// constant stride. Shard element i has the number `first + i / run * stride + i % run`.
 struct ElementNumbers {
-  std::int64_t first = 0;   ///< number of the part's first element
-  std::int64_t run = 0;     ///< elements of a run; 0: the part is one run
-  std::int64_t stride = 0;  ///< from the first element of a run to that of the next
+  std::int64_t first = 0;   ///< number of the shard's first element
+  std::int64_t run = 0;     ///< elements per run; 0: the shard is one run
+  std::int64_t stride = 0;  ///< distance between the first elements of two runs
 };
 
-/// One parameter with its optimizer state, from which FusedStep makes its plan.
+/// One parameter with its optimizer state, input to FusedStep::plan().
 struct FusedSlot {
   at::Tensor param;  ///< fp32, fp16, bf16 or fp64; dense, any strides
-  /// One tensor per state of the algorithm, in its order (Adam: exp_avg, exp_avg_sq,
-  /// max_exp_avg_sq); undefined if the hyper-parameters do not use the state. Each fp32, bf16 or
+  /// One tensor per algorithm state, in state_names() order (Adam: exp_avg, exp_avg_sq,
+  /// max_exp_avg_sq); undefined if the hyper-parameters do not use the state. Each is fp32, bf16 or
   /// fp16 (fp64 for fp64 parameters), with the sizes and strides of `param`. Tensor states come
   /// last: one number per tensor, 0-dim, fp64 for an fp64 parameter and fp32 otherwise.
   std::vector<at::Tensor> states;
-  /// fp32 master of an fp16 or bf16 parameter, or the int16 remainder that replaces the master of a
-  /// bf16 parameter: see master_of_remainder(). Undefined: none.
+  /// fp32 master of an fp16 or bf16 parameter, or the int16 remainder that replaces a bf16
+  /// parameter's master: see master_of_remainder(). Undefined: no master.
   at::Tensor master;
-  /// Average of the parameter, which steps with FusedStepOptions::ema move: fp64 for an fp64
-  /// parameter and fp32 otherwise, with the sizes and strides of `param`. Undefined: none.
+  /// Moving average of the parameter, updated by steps with FusedStepOptions::ema. fp64 for an fp64
+  /// parameter, otherwise fp32; same sizes and strides as `param`. Undefined: no average.
   at::Tensor ema;
   at::Tensor step;  ///< step count, 0-dim fp32, on the parameter's device
-  /// SGD: what `step` was when the momentum buffer was made, likewise. The buffer's first update is
-  /// the step after it that is not skipped. Undefined: 0. Other algorithms do not read it.
+  /// SGD: value of `step` when the momentum buffer was created, 0-dim fp32, on the parameter's
+  /// device. The next step that is not skipped initializes the buffer. Undefined: 0. Other
+  /// algorithms do not read it.
   at::Tensor start;
   std::int64_t group = 0;  ///< index into the hyper-parameters given to step()
-  /// Index of the parameter in its group; error messages name group and position.
+  /// Index of the parameter in its group. Error messages name group and position.
   std::int64_t position = 0;
   /// Round the parameter (bf16, without a master) stochastically, without bias. The random bits
-  /// depend on the step's seed, the parameter's `index`, its step count, and the element's number.
+  /// depend on the step's seed, the parameter's `index` and step count, and the element's number.
   bool stochastic_rounding = false;
-  std::int64_t index = 0;  ///< number of the parameter, unique and the same in every run
-  /// Names of the process groups (c10d's) over whose processes the parameter is split: `param`, its
-  /// states and its master are this process's part. Norms of whole tensors and of all gradients are
-  /// summed over these groups; all processes must step the same parameters in the same order.
+  std::int64_t index = 0;  ///< number of the parameter, unique and equal in every run
+  /// Names of the process groups (c10d's) over which the parameter is sharded: `param`, its states
+  /// and its master are this process's shards. Norms of whole tensors and of all gradients are
+  /// summed over these groups. All processes must step the same parameters in the same order.
   std::vector<std::string> shard_groups;
-  /// The numbers of this part's elements, for stochastic rounding: the same draws however it is
-  /// split. The default is that of whole parameters.
+  /// Numbers of this shard's elements, for stochastic rounding: the random bits then do not depend
+  /// on the sharding. The default is for unsharded parameters.
   ElementNumbers numbers;
 };
 
-/// Borrowed pointers to the tensors of one slot, for one step. Null: there is no such tensor.
+/// Borrowed pointers to one slot's tensors, for one step. Null: no such tensor.
 struct SlotTensors {
   static constexpr std::size_t kMaxStates = 4;  ///< maximum number of states of an algorithm
 
   c10::TensorImpl* param = nullptr;          ///< the parameter
-  c10::TensorImpl* grad = nullptr;           ///< its gradient; null: the step ignores the slot
+  c10::TensorImpl* grad = nullptr;           ///< gradient; null: the step ignores the slot
   c10::TensorImpl* states[kMaxStates] = {};  ///< in the order of FusedSlot::states
   c10::TensorImpl* master = nullptr;         ///< as in FusedSlot::master
   c10::TensorImpl* ema = nullptr;            ///< as in FusedSlot::ema
   c10::TensorImpl* step = nullptr;           ///< as in FusedSlot::step
   c10::TensorImpl* start = nullptr;          ///< as in FusedSlot::start
-  /// The tensor whose local part is `param`, if any: a write to either counts as a write to both.
+  /// Tensor whose local shard is `param` (a DTensor), if any: a write to either is a write to both.
   c10::TensorImpl* wrapper = nullptr;
 };
 
-/// Returns pointers to the slot's tensors and to its parameter's .grad, valid while these exist.
+/// Returns pointers to the slot's tensors and to the parameter's .grad, valid while the tensors
+/// exist.
 TORCHFUSE_API SlotTensors borrow(const FusedSlot& slot);
 
-/// An exponential moving average of the parameters, moved as the step writes them:
+/// Exponential moving average of the parameters, updated inside the step:
 ///
 ///     ema = decay * ema + (1 - decay) * param
 ///
-/// `param` is the new value before it is rounded to a 16-bit parameter: the master's, if there is
-/// one. Until a parameter's step count has passed `start_step` the average is a copy of it. With n
-/// counting the steps after that, `warmup` limits the decay to (1 + n) / (10 + n). A skipped step
-/// leaves the average as it was, and so does one in which the parameter has no gradient.
+/// `param` is the new value before rounding to a 16-bit parameter: the master's value, if there is
+/// a master. Until a parameter's step count exceeds `start_step`, the average is a copy of the
+/// parameter. With n counting the steps after `start_step`, `warmup` limits the decay to (1 + n) /
+/// (10 + n). The average does not change in a skipped step, nor in a step without a gradient for
+/// the parameter.
 struct EmaOptions {
   double decay = 0.999;         ///< in [0, 1)
   bool warmup = false;          ///< begin with a smaller decay
   std::int64_t start_step = 0;  ///< at least 0
 };
 
-/// What one step() does besides the update.
+/// Options of one step() besides the hyper-parameters.
 struct FusedStepOptions {
-  /// Loss scale of the gradients (1 element, fp32): they are multiplied by its reciprocal. None: 1.
+  /// Loss scale (1 element, fp32): gradients are multiplied by its reciprocal. `nullopt` means 1.
   std::optional<at::Tensor> grad_scale;
-  /// 1-element fp32 flag: non-zero skips the step on the device, without the host reading it.
+  /// 1-element fp32 flag. If non-zero, the device skips the step; the host does not read the flag.
   std::optional<at::Tensor> found_inf;
-  /// Check all gradients inside the step; a non-finite element skips the step and sets `found_inf`,
+  /// Check all gradients inside the step. A non-finite element skips the step and sets `found_inf`,
   /// if given.
   bool check_inside = false;
-  /// With `check_inside`: `found_inf` becomes 1 or 0 whatever it was, and need not be cleared.
+  /// With `check_inside`: write 1 or 0 to `found_inf` without reading it, so the caller need not
+  /// clear it.
   bool found_inf_is_output = false;
-  /// Clip the global L2 norm of the unscaled gradients, over all groups and devices. None: do not.
+  /// Maximum L2 norm of the unscaled gradients, over all groups and devices. `nullopt` means no
+  /// clipping.
   std::optional<double> max_grad_norm;
-  /// Skip the step where this norm is greater: a number of at least 0, or a 1-element tensor of
-  /// fp32 or fp64, which the device reads. It is no overflow: `found_inf` stays. A NaN norm skips
-  /// nothing. None: do not.
+  /// Skip the step if the gradient norm is greater: a number of at least 0, or a 1-element tensor
+  /// in fp32 or fp64, which the device reads. Such a skip is no overflow: `found_inf` does not
+  /// change. A NaN norm skips nothing. `nullopt` means no limit.
   std::optional<HyperParam> skip_norm_above;
-  /// What to store in .grad; by default gradients are never modified.
+  /// Values to store in .grad. By default gradients are never modified.
   WriteBackGrads write_back_grads = WriteBackGrads::kNothing;
   /// Seed of stochastic rounding, at least 0.
   std::int64_t seed = 0;
-  /// On CUDA devices the update walks from the last parameter to the first. What the pass before it
-  /// read last may still lie in the device's caches. The results are the same bits.
+  /// On CUDA devices, update parameters from last to first, because the device's caches may still
+  /// contain the data that the previous pass read last. Results are bit-identical.
   bool update_from_the_end = false;
-  /// Names of process groups whose processes step other parameters of one model, as the stages of a
-  /// pipeline do: the norm of all gradients, and what `found_inf` or a check says, are those of all
-  /// these processes, in the same order on all. Every process takes part in one small reduction
-  /// over each group where a step clips or checks, and in one where it obeys `found_inf`, with
-  /// gradients or without.
+  /// Names of process groups whose processes step other parameters of one model, such as pipeline
+  /// stages. The global gradient norm, `found_inf` and the check's result are combined over all
+  /// these processes. All processes must list the groups in the same order. Each group costs one
+  /// small reduction in a step that clips or checks, and one in a step that reads `found_inf`.
+  /// Every process takes part, with or without gradients.
   std::vector<std::string> norm_groups;
-  /// Device of the tensor that is reduced: one of this process's parameters.
+  /// Device for the reduction over `norm_groups`: a device with one of this process's parameters.
   c10::Device norm_device{c10::kCPU};
-  /// Move the slots' averages; every slot with a gradient must have one. None: averages stay.
+  /// Update the slots' averages; every slot with a gradient must have an average. `nullopt` means
+  /// that averages do not change.
   std::optional<EmaOptions> ema;
 
-  /// Whether the step stores gradients: not where there is no scale to take off and no norm to clip
-  /// to.
+  /// Returns whether the step stores gradients. False if there is no scale to remove and no norm to
+  /// clip to.
   TORCHFUSE_API bool writes_grads() const;
 };
 
 /// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step
-/// (norm and check, then update). Each Python or C++ optimizer holds one.
+/// (norm and check, then update). Each Python or C++ optimizer owns one.
 ///
-/// The plan describes the tensors of each slot: dtypes, device, sizes and strides. It holds no
-/// tensor. Owners pass their tensors to every step, which compares them with the plan and takes
-/// their addresses, so that `p.data = ...`, replaced states and replaced gradients are noticed, and
-/// tensors that their owner drops are freed immediately. Between steps only workspaces are kept: at
-/// most 88 bytes for each chunk of up to 16,384 gradient elements, on each device.
+///     torchfuse::FusedStep step("adam");
+///     step.step(slots, {values});  // values in the order of step.hyper_params()
+///
+/// The plan describes each slot's tensors: dtypes, device, sizes and strides. The plan keeps no
+/// tensor. Owners pass their tensors to every step, which compares them with the plan and reads
+/// their addresses. The step therefore notices `p.data = ...`, replaced states and replaced
+/// gradients, and tensors that their owner drops are freed immediately. Between steps only
+/// workspaces are kept: at most 88 bytes per chunk of up to 16,384 gradient elements, on each
+/// device.
 ///
 /// Only one thread at a time may use an object.
 class TORCHFUSE_API FusedStep {
  public:
-  /// `algorithm` is the name of a registered update, such as "adam"; throws for any other name.
-  /// `caller` is the function that the user calls; error messages begin with it.
+  /// @param algorithm name of a registered update, such as "adam".
+  /// @param caller function that the user calls; error messages begin with this name.
+  /// @throws c10::Error for an unknown algorithm.
   explicit FusedStep(const std::string& algorithm, std::string caller = "FusedStep::step");
   ~FusedStep();
   /// Movable, not copyable.
@@ -153,35 +164,39 @@ class TORCHFUSE_API FusedStep {
 
   /// Returns the algorithm's hyper-parameters, in the order in which step() expects their values.
   const std::vector<HyperParamInfo>& hyper_params() const;
-  /// Returns the names of the algorithm's states, in the order of FusedSlot::states.
+  /// Returns the algorithm's state names, in the order of FusedSlot::states.
   const std::vector<std::string>& state_names() const;
   /// Returns how many of the last states are tensor states, with one number per tensor.
   std::size_t num_tensor_states() const;
 
-  /// Replaces the plan. Checks every slot; on an error the old plan stays. A state or master with
-  /// the sizes of its parameter but other strides gets the parameter's strides, in place: the same
-  /// tensor object, with the same values, in new memory.
+  /// Replaces the plan. Checks every slot; after an error the old plan stays. A state or master
+  /// with the parameter's sizes but other strides gets the parameter's strides, in place: the same
+  /// tensor object, with equal values, in new memory.
+  /// @throws c10::Error naming the slot's group and position, and the tensor that does not fit.
   void plan(const std::vector<FusedSlot>& slots);
   bool planned() const;  ///< whether there is a plan
   void reset();          ///< removes the plan
 
-  /// Steps all slots that have a gradient. Every check is made before anything is written.
+  /// Steps all slots that have a gradient. All checks precede all writes.
   ///
-  /// @param slots tensors of the plan's slots, in its order. They must live until this returns.
-  /// @param groups `groups[slot.group]` holds the values of hyper_params().
+  /// @param slots tensors of the plan's slots, in the plan's order. They must live until the call
+  ///   returns.
+  /// @param groups `groups[slot.group]` contains the values of hyper_params().
   /// @param options see FusedStepOptions.
-  /// @return false if tensors are not as planned: nothing was done, and plan() must be called.
+  /// @return false if the tensors do not match the plan: nothing was done, and plan() must be
+  ///   called.
   /// @throws c10::Error for invalid gradients, hyper-parameters or options.
   [[nodiscard]] bool step(const std::vector<SlotTensors>& slots,
                           const std::vector<std::vector<HyperParam>>& groups,
                           const FusedStepOptions& options = {});
-  /// Steps slots that the caller keeps, with the gradients of their parameters. Calls plan() if
-  /// tensors are not as planned.
+  /// Steps slots that the caller keeps, with the parameters' gradients. Calls plan() if the tensors
+  /// do not match the plan.
   void step(const std::vector<FusedSlot>& slots, const std::vector<std::vector<HyperParam>>& groups,
             const FusedStepOptions& options = {});
 
   /// Returns the L2 norm of the last step's unscaled gradients (0-dim fp32, on the device): NaN if
-  /// the step neither clipped nor checked, else 0 without gradients. Undefined before a step.
+  /// the step neither clipped nor checked, otherwise 0 without gradients. Undefined before the
+  /// first step.
   at::Tensor total_norm() const;
   /// Returns 1 if the last step was skipped, else 0 (0-dim fp32, on the device). Undefined before
   /// the first step.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of layer and RMS normalization, torch.ops.torchfuse.*, as C++ functions; ops.h includes
-// them.
+// Layer and RMS normalization ops (torch.ops.torchfuse.*) as C++ functions. ops.h includes this
+// header.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 namespace torchfuse {
 
 /// Layer normalization (Ba, Kiros and Hinton 2016) or, with `rms`, RMS normalization (Zhang and
-/// Sennrich 2019) of the last `normalized_dims` dimensions, differentiable:
+/// Sennrich 2019) over the last `normalized_dims` dimensions, differentiable:
 ///
 ///     y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
 ///     y = x / sqrt(mean(x^2) + eps) * weight + bias                              (rms)
@@ -24,16 +24,21 @@ namespace torchfuse {
 /// Moments are computed in fp32, and in fp64 for fp64. Gradients can be differentiated again,
 /// except with `memory_efficient`.
 ///
-/// @param input fp32, fp16, bf16 or fp64. Copied where it is not contiguous.
-/// @param normalized_dims number of dimensions that one mean is taken over, at least 1.
-/// @param weight, bias of the shape of these dimensions, of any of these dtypes; 1 and 0 if absent.
-/// @param eps added to the mean of squares.
-/// @param rms subtract no mean.
-/// @param dtype of the output: the input's, or fp32 for 16-bit input. None: the input's.
+///     const torch::Tensor y = torchfuse::layer_norm(x, 1, weight, bias);
+///
+/// @param input fp32, fp16, bf16 or fp64. Copied if not contiguous.
+/// @param normalized_dims number of dimensions to normalize over, at least 1.
+/// @param weight, bias with the normalized dimensions' shape, in any of these dtypes; `nullopt`
+///   (default) means 1 and 0.
+/// @param eps added to the mean square (default 1e-5).
+/// @param rms subtract no mean (default false).
+/// @param dtype output dtype: the input's, or fp32 for 16-bit input. `nullopt` (default) means the
+///   input's.
 /// @param memory_efficient keep the output for the backward pass instead of the input, which is
-///   recomputed from it. Weights nearer to 0 than 1e-5 count as 1e-5 there.
+///   then recomputed (default false). In the recomputation, weights with magnitude below 1e-5 count
+///   as 1e-5.
 /// @param caller name of the caller in error messages.
-/// @return output, contiguous, of input's sizes.
+/// @return output, contiguous, with the input's sizes.
 /// @throws c10::Error naming `caller` and the argument.
 TORCHFUSE_API at::Tensor layer_norm(const at::Tensor& input, std::int64_t normalized_dims,
                                     const std::optional<at::Tensor>& weight = std::nullopt,
@@ -46,27 +51,28 @@ TORCHFUSE_API at::Tensor layer_norm(const at::Tensor& input, std::int64_t normal
 /// The forward pass of layer_norm().
 ///
 /// @param input, normalized_dims, weight, bias, eps, rms, dtype as in layer_norm().
-/// @return output; mean of each row (empty with `rms`); and 1 / sqrt(mean square + eps) of each
-/// row:
-///   fp32, or fp64 for fp64, of the shape of the dimensions that are not normalized.
+/// @return output; each row's mean (empty with `rms`); and each row's 1 / sqrt(mean square + eps).
+///   Row statistics are fp32, or fp64 for fp64, with the shape of the dimensions that are not
+///   normalized.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
     const at::Tensor& input, std::int64_t normalized_dims, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, double eps, bool rms = false,
     std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// The backward pass of layer_norm(). Sums over rows have the same bits on every run and, on the
+/// The backward pass of layer_norm(). Sums over rows are bit-identical on every run and, on the
 /// CPU, for every number of threads.
 ///
-/// @param grad_output of the output's sizes and dtype.
+/// @param grad_output with the output's sizes and dtype.
 /// @param source the input; or the output, with `from_output`.
-/// @param normalized_dims, weight, bias, rms as in layer_norm(). `bias` is read with `from_output`.
+/// @param normalized_dims, weight, bias, rms as in layer_norm(). `bias` is read only with
+///   `from_output`.
 /// @param mean, rstd as layer_norm_forward() returned them; `mean` is not read with `rms` or
 ///   `from_output`.
-/// @param from_output recompute the normalized input from the output.
-/// @param dtype of the input. None: that of `source`.
-/// @param output_mask which gradients are wanted.
-/// @return gradients of input, weight and bias, in their dtypes; undefined where not wanted.
+/// @param from_output recompute the normalized input from the output (default false).
+/// @param dtype dtype of the input; `nullopt` (default) means the dtype of `source`.
+/// @param output_mask which gradients to compute (default: all).
+/// @return gradients of input, weight and bias, in their dtypes; undefined if not requested.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
     const at::Tensor& grad_output, const at::Tensor& source, std::int64_t normalized_dims,

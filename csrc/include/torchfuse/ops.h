@@ -36,12 +36,13 @@ namespace torchfuse {
 /// @param max_exp_avg_sqs as `exp_avgs`; may be empty unless `amsgrad`.
 /// @param state_steps 0-dim fp32 step counts on the parameters' device, each in its own memory.
 /// @param master_params fp32 masters of 16-bit parameters, or empty. The master is updated and the
-///   parameter receives its rounded copy. bf16 parameters may have int16 remainders instead: see
+///   parameter receives the rounded value. bf16 parameters may have int16 remainders instead: see
 ///   master_of_remainder().
 /// @param lr learning rate; ignored if `lr_tensor` is given.
 /// @param beta1, beta2 decay rates of the moments, in [0, 1).
 /// @param weight_decay, eps as in the formula, >= 0.
-/// @param amsgrad, maximize, adam_w_mode, bias_correction as in the formula.
+/// @param amsgrad, maximize, adam_w_mode, bias_correction as in the formula (default false, false,
+///   true, true).
 /// @param lr_tensor 0-dim fp32 or fp64 tensor that replaces `lr`.
 /// @param grad_scale 1-element fp32: gradients are multiplied by its reciprocal.
 /// @param found_inf 1-element fp32: if not 0, nothing changes, including the step counts.
@@ -70,10 +71,11 @@ TORCHFUSE_API void fused_adam_(at::TensorList params, at::TensorList grads, at::
 ///
 /// trust is 1 if either norm is 0, or if weight_decay is 0 without `use_nvlamb`. Without
 /// `grad_averaging`, m = beta1 m + g. Without `bias_correction`, both bias corrections are 1. Norms
-/// are those of whole tensors, of masters if there are any.
+/// cover whole tensors, and use masters if given.
 ///
-/// The arguments are those of fused_adam_(); the moments are rounded to their dtype before the
-/// update is computed from them.
+/// Other arguments are as in fused_adam_(). Moments are rounded to their dtype before the update is
+/// computed from them.
+/// @throws c10::Error naming the argument and the list index, before anything is written.
 TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
                                at::TensorList exp_avg_sqs, at::TensorList state_steps,
                                at::TensorList master_params, double lr, double beta1, double beta2,
@@ -86,7 +88,7 @@ TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
-/// One SGD step on lists of tensors, in place. Momentum is that of Sutskever et al. 2013.
+/// One SGD step on lists of tensors, in place. Momentum as in Sutskever et al. 2013.
 ///
 /// With g = +-grad / grad_scale (minus under `maximize`):
 ///
@@ -97,15 +99,15 @@ TORCHFUSE_API void fused_lamb_(at::TensorList params, at::TensorList grads, at::
 ///     d += weight_decay * param                    (wd_after_momentum)
 ///     param -= lr * d
 ///
-/// Same results as torch.optim.SGD up to rounding. The first step is recognized by its count alone,
-/// so that a step that a scaler skips is not the first: start with zeroed buffers and counts.
+/// Same results as torch.optim.SGD up to rounding. The step count alone identifies the first step,
+/// because a step that a scaler skips must not be the first. Start with zeroed buffers and counts.
 ///
 /// @param params, grads, state_steps, master_params as in fused_adam_().
 /// @param momentum_buffers b, with the sizes, strides and dtypes of `exp_avgs` in fused_adam_();
 ///   may be empty if `momentum` is 0.
 /// @param lr learning rate.
 /// @param momentum, dampening, weight_decay as in the formula, >= 0.
-/// @param nesterov, wd_after_momentum, maximize as in the formula.
+/// @param nesterov, wd_after_momentum, maximize as in the formula (default false).
 /// @param lr_tensor, grad_scale, found_inf as in fused_adam_().
 /// @throws c10::Error naming the argument and the list index, before anything is written.
 TORCHFUSE_API void fused_sgd_(at::TensorList params, at::TensorList grads,
@@ -194,13 +196,13 @@ TORCHFUSE_API void fused_novograd_(at::TensorList params, at::TensorList grads,
 ///     b  = momentum * b + u
 ///     param -= b                                   (nesterov: u + momentum * b)
 ///
-/// local is 1 if either norm is 0. Norms are those of whole tensors, of masters if there are any.
+/// local is 1 if either norm is 0. Norms cover whole tensors, and use masters if given.
 ///
 /// @param params, grads, state_steps, master_params as in fused_adam_().
 /// @param momentum_buffers b, with the sizes, strides and dtypes of `exp_avgs` in fused_adam_().
 /// @param lr learning rate.
 /// @param momentum, weight_decay, trust_coefficient, eps as in the formula, >= 0.
-/// @param nesterov, maximize as in the formula.
+/// @param nesterov, maximize as in the formula (default false).
 /// @param lr_tensor, grad_scale, found_inf as in fused_adam_().
 /// @throws c10::Error naming the argument and the list index, before anything is written.
 TORCHFUSE_API void fused_lars_(at::TensorList params, at::TensorList grads,
@@ -221,7 +223,7 @@ TORCHFUSE_API void fused_lars_(at::TensorList params, at::TensorList grads,
 ///     m    += (1 - beta2) (g - m)
 ///     param -= lr * weight_decay * param + lr * sign(c)
 ///
-/// The arguments are those of fused_adam_(); `exp_avgs` holds m.
+/// Arguments are as in fused_adam_(); `exp_avgs` contains m.
 /// @throws c10::Error naming the argument and the list index, before anything is written.
 TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
                                at::TensorList state_steps, at::TensorList master_params, double lr,
@@ -232,9 +234,9 @@ TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
 /// Multiplies every tensor by `inv_scale` in place and sets `found_inf` to 1 if an element was not
-/// finite before. One read and one write; `found_inf` is never cleared. The counterpart of torch's
-/// _amp_foreach_non_finite_check_and_unscale_ for any mix of fp32, fp16, bf16 and fp64 and any
-/// strides.
+/// finite before. Reads and writes each tensor once; `found_inf` is never cleared. The counterpart
+/// of torch's _amp_foreach_non_finite_check_and_unscale_ for any mix of fp32, fp16, bf16 and fp64
+/// and any strides.
 ///
 /// @param tensors all on one device.
 /// @param found_inf, inv_scale 1-element fp32 on the same device.
@@ -242,13 +244,13 @@ TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::
 TORCHFUSE_API void multi_tensor_unscale_(at::TensorList tensors, const at::Tensor& found_inf,
                                          const at::Tensor& inv_scale);
 
-/// Returns the L2 norm over all elements of all tensors, and whether one is not finite, in one
-/// read. The sum of squares cannot overflow, and the result has the same bits on every run and for
+/// Returns the L2 norm over all elements of all tensors, and whether any element is not finite, in
+/// one read. The sum of squares cannot overflow. The result is bit-identical on every run and for
 /// every number of threads.
 ///
 /// @param tensors any mix of fp32, fp16, bf16 and fp64 on one device.
-/// @return {norm, found_inf}: 0-dim fp32 tensors on that device. An empty list gives zeros on the
-///   CPU. A backward pass through them throws, because they have no derivative.
+/// @return {norm, found_inf}: 0-dim fp32 tensors on the tensors' device. An empty list gives zeros
+///   on the CPU. A backward pass through either throws, because they have no derivative.
 /// @throws c10::Error naming the list index.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::TensorList tensors);
 
@@ -260,11 +262,12 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> multi_tensor_l2_norm(at::Tensor
 /// @param backoff_factor multiplies the scale after an overflow.
 /// @param growth_interval clean steps in a row before the scale grows.
 /// @param hysteresis_tracker 1-element int32, required if `hysteresis` > 1.
-/// @param hysteresis overflows in a row that trigger a backoff; 1 is torch's rule.
-/// @param min_scale lower bound at a backoff; none: 0, torch's rule.
-/// @param max_scale upper bound of growth; none: the largest fp32 number.
-/// @param dynamic false: the scale and its trackers do not change; only counts and history do.
-/// @param counts int64 [3]: updates, overflows, and whether the last update had one.
+/// @param hysteresis overflows in a row that trigger a backoff; 1 (default) is torch's rule.
+/// @param min_scale lower bound at a backoff; `nullopt` (default) means 0, torch's rule.
+/// @param max_scale upper bound of growth; `nullopt` (default) means the largest fp32 number.
+/// @param dynamic false: only counts and history change; the scale and its trackers do not (default
+///   true).
+/// @param counts int64 [3]: updates, overflows, and whether the last update had an overflow.
 /// @param history fp32 [n, 2], a ring of the last n updates; requires `counts`. Row updates % n
 ///   stores the scale before the update and whether there was an overflow.
 /// @throws c10::Error naming the argument, before anything is written.

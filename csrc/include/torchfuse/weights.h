@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Weights alone, in the safetensors format.
+// Saves and loads a module's weights, in the safetensors format.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -11,37 +11,38 @@
 
 namespace torchfuse {
 
-/// Writes parameters and buffers of a module, under the names of Python's `state_dict()`, as one
-/// safetensors file: other programs read it without running anything in it.
+/// Writes a module's parameters and buffers as one safetensors file, under the names of Python's
+/// `state_dict()`. Reading a safetensors file never runs code from the file.
 ///
 ///     torchfuse::save_weights("model.safetensors", *model);
 ///     torchfuse::load_weights("model.safetensors", *other);
 ///
-/// The file is replaced in one step after all bytes are on the disk, as `save_checkpoint` does it.
+/// The file is replaced atomically after all bytes are on the disk, as in `save_checkpoint`.
 /// Tensors that share memory are written once for each name.
 ///
-/// @param path file to write or replace; for a symbolic link, the file that it points to.
-/// @param module what to save, on any device.
-/// @param metadata texts by their names. "format" is "pt" where it is not given: readers of other
-///   projects ask for it.
-/// @throws c10::ValueError naming the tensor if the format cannot hold it, and for a folder,
-///   device, pipe or socket; c10::Error if the file cannot be written. `path` is as it was.
+/// @param path file to write or replace; for a symbolic link, the link's target.
+/// @param module module to save, on any device.
+/// @param metadata strings by name (default: none). "format" defaults to "pt", which other readers
+///   require.
+/// @throws c10::ValueError naming the tensor if the format cannot store it; and for a folder,
+///   device, pipe or socket as `path`.
+/// @throws c10::Error if the file cannot be written. `path` is then unchanged.
 TORCHFUSE_API void save_weights(const std::string& path, const torch::nn::Module& module,
                                 std::map<std::string, std::string> metadata = {});
 
-/// Reads a safetensors file, of `save_weights` or of another program, into a module. The whole file
-/// is read and compared with the module before any tensor is changed. Values are converted to the
+/// Reads a safetensors file, written by `save_weights` or another program, into a module. The whole
+/// file is read and compared with the module before any tensor changes. Values are converted to the
 /// module's dtypes and devices.
 ///
-/// Of parameters that are one and the same in the module, the file may leave all names but one out,
-/// as Python's `safetensors.torch.save_model` does.
+/// If several names in the module refer to one parameter, the file may contain only one of the
+/// names, as files of Python's `safetensors.torch.save_model` do.
 ///
 /// @param path file to read.
-/// @param module where the values go.
+/// @param module module to load into.
 /// @return the file's metadata.
 /// @throws c10::ValueError naming the file and the tensor: for a file that is missing, truncated or
-///   of another kind, for missing and unknown names, for other sizes, and for a module that cannot
-///   be written. The module is as it was.
+///   in another format; for missing and unknown names; for other sizes; and for a module that
+///   cannot be written. In all these cases the module does not change.
 TORCHFUSE_API std::map<std::string, std::string> load_weights(const std::string& path,
                                                               torch::nn::Module& module);
 

@@ -5,16 +5,17 @@
 
 namespace torchfuse {
 
-/// What a step stores in the gradients. A bool stands for kClipped or kNothing.
+/// Which values a step stores in the gradients. A bool converts: true is kClipped, false is
+/// kNothing.
 class WriteBackGrads {
  public:
   /// The choices.
   enum Value : std::uint8_t {
     kNothing,  ///< gradients keep the loss scale
-    /// Gradients without the loss scale, as torch's scaler leaves them, also in a step that is
-    /// skipped; nothing where there is no scale.
+    /// gradients without the loss scale, as torch's scaler leaves them, also in a skipped step;
+    /// stores nothing if there is no scale
     kUnscaled,
-    kClipped,  ///< unscaled and clipped gradients; nothing in a step that is skipped
+    kClipped,  ///< unscaled and clipped gradients; stores nothing in a skipped step
   };
   /// Converts a choice.
   constexpr WriteBackGrads(Value value) noexcept : value_(value) {}  // NOLINT

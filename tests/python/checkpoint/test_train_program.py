@@ -139,7 +139,7 @@ def test_cpp_runs_nothing_that_a_file_names(tmp_path: Path) -> None:
     assert message.startswith(
         f"error: load_checkpoint: expected {path} to hold plain values and dense"
     )
-    assert "Net. Nothing of it was run." in message
+    assert "Net. No code from the file was run." in message
     torch.save({"torchfuse": {1.5: 1}}, path)
     assert "to hold dicts with strings or ints as keys, got a float" in refusal_of_cpp(path)
     nested: list[Any] = []

@@ -144,4 +144,5 @@ def test_a_lost_rank_is_an_error_in_the_others(tmp_path: Path, mode: str) -> Non
 def test_sub_groups_that_differ(tmp_path: Path) -> None:
     outcome = torchrun(3, cpp_program("data_parallel", "different_groups", tmp_path))
     assert outcome.status != 0
-    assert "expected all processes of group 'torchfuse/0' to be started alike" in outcome.output
+    sentence = "expected all processes of group 'torchfuse/0' to pass the same arguments"
+    assert sentence in outcome.output

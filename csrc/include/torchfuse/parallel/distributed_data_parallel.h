@@ -20,26 +20,26 @@ namespace torchfuse::parallel {
 
 /// Options of DistributedDataParallel.
 struct DistributedDataParallelOptions {
-  /// Size of the bucket that is reduced first, in bytes; small, so that communication starts early.
+  /// Size in bytes of the bucket that is reduced first; small, so that communication starts early.
   TORCH_ARG(std::int64_t, first_bucket_bytes) = std::int64_t{1} << 20;
-  /// Size of all other buckets, in bytes. The parameter that reaches the size closes the bucket.
+  /// Size in bytes of all other buckets. The parameter that reaches the size closes the bucket.
   TORCH_ARG(std::int64_t, bucket_bytes) = std::int64_t{25} << 20;
   /// Accept parameters without a gradient, at the cost of one more small collective. A parameter
-  /// that no rank used keeps the gradient it had, or none.
+  /// that no rank used keeps its old gradient, or none.
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// Broadcast rank 0's buffers at the start of each forward() that records gradients, except in
   /// no_sync() or while the previous forward() still waits for its backward().
   TORCH_ARG(bool, broadcast_buffers) = true;
-  /// Returns true for modules whose own buffers are broadcast at construction only, such as a
-  /// SyncBatchNorm, whose buffers are equal on all ranks anyway.
+  /// Returns true for modules whose own buffers are broadcast at construction only, such as
+  /// SyncBatchNorm, whose buffers are equal on all ranks anyway. Empty: no such module.
   TORCH_ARG(std::function<bool(const torch::nn::Module&)>, keeps_buffers);
 };
 
-/// Keeps gradients local until the end of its scope; DataParallelBase::no_sync() returns it.
+/// Keeps gradients local until the end of its scope; returned by DataParallelBase::no_sync().
 class TORCHFUSE_API NoSync {
  public:
   ~NoSync();
-  /// Neither copyable nor movable: it ends with its scope.
+  /// Neither copyable nor movable, because the guard ends with its scope.
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
@@ -50,7 +50,7 @@ class TORCHFUSE_API NoSync {
   bool before_;
 };
 
-/// The part of DistributedDataParallel that does not depend on the module's type.
+/// Base class of DistributedDataParallel, independent of the module's type.
 class TORCHFUSE_API DataParallelBase {
  public:
   ~DataParallelBase();
@@ -61,9 +61,9 @@ class TORCHFUSE_API DataParallelBase {
   DataParallelBase(const DataParallelBase&) = delete;
   DataParallelBase& operator=(const DataParallelBase&) = delete;
 
-  /// For gradient accumulation: the backward() of a forward() in its scope reduces nothing, and the
-  /// next backward() of a forward() outside of it reduces the sums. It is the place of the
-  /// forward() that counts.
+  /// Skips the reduction, for gradient accumulation. The backward() of a forward() inside the
+  /// guard's scope reduces nothing. The next backward() of a forward() outside the scope reduces
+  /// the accumulated gradients. Only the place of the forward() matters.
   ///
   ///     for (int part = 0; part < kParts; ++part) {
   ///       const auto local = model.no_sync(part + 1 < kParts);  // the last one averages all
@@ -71,16 +71,16 @@ class TORCHFUSE_API DataParallelBase {
   ///     }
   ///     optimizer.step();
   ///
-  /// @param local false: the scope changes nothing, so that one loop body serves all parts; inside
-  ///   of the scope of another guard gradients stay local.
+  /// @param local false: the guard changes nothing, so one loop body serves all iterations; inside
+  ///   another guard's scope, gradients stay local (default true).
   [[nodiscard]] NoSync no_sync(bool local = true);
-  /// Copies rank 0's buffers to all ranks, for evaluation or checkpoints on them; a collective.
+  /// Copies rank 0's buffers to all ranks, before evaluation or checkpoints there. A collective.
   void sync_buffers();
   /// Returns the parameters' names in each bucket, in the order in which buckets are reduced.
   std::vector<std::vector<std::string>> buckets() const;
 
  protected:
-  /// Makes all ranks' modules equal; see DistributedDataParallel.
+  /// Makes all ranks' modules identical; see DistributedDataParallel.
   DataParallelBase(const torch::nn::Module& module,
                    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                    const DistributedDataParallelOptions& options);
@@ -92,7 +92,7 @@ class TORCHFUSE_API DataParallelBase {
   std::unique_ptr<Replica> replica_;
 };
 
-/// Trains copies of a module on several processes, each on its part of the batch: gradients are
+/// Trains copies of a module on several processes, each on its share of the batch. Gradients are
 /// averaged over a process group while backward runs. See docs/several_processes.md.
 ///
 ///     Net net;
@@ -105,37 +105,39 @@ class TORCHFUSE_API DataParallelBase {
 ///     }
 ///
 /// The constructor checks that all ranks have the same parameters and buffers, by name, shape and
-/// dtype, and gives them the values of rank 0. The module must already be on its device, and its
-/// parameters must keep their shape, dtype and device. The module itself stays the caller's: save,
-/// load and evaluate it.
+/// dtype, and copies rank 0's values to all ranks. The module must already be on its device, and
+/// its parameters must keep their shape, dtype and device. The caller still owns the module: save,
+/// load and evaluate the module itself.
 ///
 /// Gradients are views into buckets; each dtype and device has its own list of buckets. If a
 /// gradient was replaced by another tensor, as after `zero_grad()`, that tensor is copied into the
-/// bucket when backward reaches the parameter, and a view replaces it; other references to the
-/// tensor do not see the average. Buckets are reduced in one order on all ranks, as soon as they
-/// are complete; after the first backward they are rebuilt in the order of rank 0's gradients.
+/// bucket when backward reaches the parameter, and a view replaces it. Other references to the old
+/// tensor do not see the average. All ranks reduce complete buckets in one order. After the first
+/// backward, buckets are rebuilt in the order in which rank 0's gradients arrived.
 ///
-/// Throws for a backward() without a forward() of this object, for parameters that get no gradient
-/// (unless `find_unused_parameters`), for a parameter that backward reaches twice, for sparse
-/// gradients, and if a rank does not arrive within the group's timeout. `create_graph` is not
-/// supported: averages have no graph.
+/// backward() throws if no forward() of this object preceded, if a parameter gets no gradient
+/// (unless `find_unused_parameters`), if backward reaches a parameter twice, for sparse gradients,
+/// and if a rank does not arrive within the group's timeout. `create_graph` is not supported,
+/// because averages have no graph.
 ///
 /// @tparam Module a class derived from torch::nn::Module with a `forward` function.
 template <class Module>
 class DistributedDataParallel : public DataParallelBase {
  public:
-  /// @param module a module that all ranks built alike.
+  /// @param module a module with the same parameters and buffers on all ranks.
   /// @param group group whose ranks train together; it must outlive this object.
   /// @param options see DistributedDataParallelOptions.
+  /// @throws c10::ValueError if an option is out of range, if no parameter requires gradients, or
+  ///   if modules differ between ranks.
   DistributedDataParallel(std::shared_ptr<Module> module, const ProcessGroup& group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(std::move(module), group.get(), options) {}
-  /// Constructs it with a process group of c10d.
+  /// Constructs from a c10d process group.
   DistributedDataParallel(std::shared_ptr<Module> module,
                           const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                           const DistributedDataParallelOptions& options = {})
       : DataParallelBase(*module, group, options), module_(std::move(module)) {}
-  /// Constructs it with a module holder, as TORCH_MODULE defines it.
+  /// Constructs from a module holder, as defined by TORCH_MODULE.
   template <class Group>
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, const Group& group,
                           const DistributedDataParallelOptions& options = {})
@@ -152,14 +154,14 @@ class DistributedDataParallel : public DataParallelBase {
   decltype(auto) operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
-  /// Returns the module that the constructor was given.
+  /// Returns the module that was passed to the constructor.
   const std::shared_ptr<Module>& module() const { return module_; }
 
  private:
   std::shared_ptr<Module> module_;
 };
 
-/// Deduces the type of the module from a module holder.
+/// Deduces the module's type from a module holder.
 template <class Module, class Group>
 DistributedDataParallel(const torch::nn::ModuleHolder<Module>&, const Group&,
                         const DistributedDataParallelOptions& = {})

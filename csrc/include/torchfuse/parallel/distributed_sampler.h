@@ -16,19 +16,20 @@
 
 namespace torchfuse::parallel {
 
-/// Options of DistributedSampler; names and defaults as in torch.utils.data.DistributedSampler.
+/// Options of DistributedSampler. Names and defaults as in torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
   TORCH_ARG(std::int64_t, num_replicas) = 1;  ///< number of processes
   TORCH_ARG(std::int64_t, rank) = 0;          ///< rank of this process, below num_replicas
   TORCH_ARG(bool, shuffle) = true;            ///< use a new order in each epoch
-  TORCH_ARG(std::int64_t, seed) = 0;          ///< seed of the order; the same in all processes
-  /// If the size is not a multiple of num_replicas, drop the last samples; false: repeat the first.
+  TORCH_ARG(std::int64_t, seed) = 0;          ///< seed of the order, equal in all processes
+  /// If the size is not a multiple of num_replicas, drop the last samples; false: repeat the first
+  /// samples.
   TORCH_ARG(bool, drop_last) = false;
 };
 
-/// A sampler for torch::data that gives each process its part of a data set, with the same indices
-/// as Python's torch.utils.data.DistributedSampler. LibTorch's own distributed samplers shuffle by
-/// another generator and give each process a contiguous part.
+/// A sampler for torch::data that gives each process its share of a data set, with the same indices
+/// as Python's torch.utils.data.DistributedSampler. LibTorch's distributed samplers use a different
+/// random generator and give each process a contiguous range.
 ///
 ///     DistributedSampler sampler(
 ///         size, DistributedSamplerOptions().num_replicas(group.world_size()).rank(group.rank()));
@@ -43,37 +44,40 @@ class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<>
  public:
   /// @param size number of samples in the data set, at least 1.
   /// @param options see DistributedSamplerOptions.
+  /// @throws c10::ValueError for a size or an option out of range.
   explicit DistributedSampler(std::size_t size, const DistributedSamplerOptions& options = {});
 
-  /// Sets the epoch whose order reset() uses; a data loader calls reset() when an epoch begins.
+  /// Sets the epoch whose order reset() uses. A data loader calls reset() when an epoch begins.
   void set_epoch(std::int64_t epoch) {
     if (epoch_->exchange(epoch) != epoch) *start_ = 0;
   }
-  /// Sets the epoch, and makes the next reset(), of this sampler or a copy of it, begin after the
-  /// first `position` indices, unless set_epoch() sets another epoch first.
+  /// Sets the epoch, and makes the next reset() begin after the first `position` indices, unless
+  /// set_epoch() sets another epoch first. Copies of the sampler resume, too.
   /// @throws c10::ValueError for a position above size().
   void resume(std::int64_t epoch, std::size_t position);
-  /// Returns the epoch that set_epoch() set, 0 at first.
+  /// Returns the epoch that set_epoch() set (initially 0).
   std::int64_t epoch() const { return *epoch_; }
-  /// Returns the number of indices in an epoch, the same in all processes.
+  /// Returns the number of indices in an epoch, equal in all processes.
   std::size_t size() const;
   /// Returns this process's indices in the epoch that reset() began.
   const std::vector<std::size_t>& indices() const { return indices_; }
 
-  /// Begins an epoch, of a data set of `new_size` samples if given.
+  /// Begins an epoch.
+  /// @param new_size new size of the data set; `nullopt` (default) keeps the size.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  /// Returns the next `batch_size` indices, fewer at the end of the epoch, then none.
+  /// Returns the next `batch_size` indices, fewer at the end of the epoch, then `nullopt`.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
   /// Writes the epoch and the position.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Continues at the epoch and the position of the saved sampler.
+  /// Resumes at the saved sampler's epoch and position.
+  /// @throws c10::ValueError for a position above size().
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
   std::size_t data_size_;
   DistributedSamplerOptions options_;
   std::shared_ptr<std::atomic<std::int64_t>> epoch_;
-  std::shared_ptr<std::atomic<std::size_t>> start_;  ///< where the next reset() begins, once
+  std::shared_ptr<std::atomic<std::size_t>> start_;  ///< start of the next reset(), used once
   std::vector<std::size_t> indices_;
   std::size_t position_ = 0;
 };

@@ -20,7 +20,7 @@ namespace torchfuse::parallel {
 
 class Shards;
 
-/// The part of ShardedOptimizer that does not depend on the optimizer's class.
+/// Base class of ShardedOptimizer, independent of the optimizer's class.
 class TORCHFUSE_API ShardedBase {
  public:
   virtual ~ShardedBase();
@@ -28,11 +28,11 @@ class TORCHFUSE_API ShardedBase {
  protected:
   friend class torchfuse::Checkpoint;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;  ///< parameter groups
-  using StateDict = c10::impl::GenericDict;                       ///< as in Python
-  /// state_dict() of the optimizer's class, with the states of the shards.
+  using StateDict = c10::impl::GenericDict;                       ///< in Python's layout
+  /// Returns state_dict() of the optimizer's class, with the shards' states.
   using StateOfShards = std::function<StateDict(const torchfuse::optim::FusedOptimizer&)>;
 
-  /// Checks the parameters of `whole` on all ranks, and moves them into flat memory.
+  /// Checks the parameters of `whole` on all ranks, and moves the parameters into flat memory.
   ShardedBase(const torchfuse::optim::FusedOptimizer& whole,
               const c10::intrusive_ptr<c10d::ProcessGroup>& group);
   /// Movable, not copyable.
@@ -40,76 +40,76 @@ class TORCHFUSE_API ShardedBase {
   /// Movable, not copyable.
   ShardedBase& operator=(ShardedBase&&) noexcept;
 
-  /// Returns the groups with this rank's shards of their parameters.
+  /// Returns the groups with this rank's parameter shards.
   Groups shard_groups(const Groups& whole) const;
-  /// Returns the groups with the shapes of the model's parameters, in memory that is never used.
+  /// Returns the groups with uninitialized CPU tensors in the model's parameter shapes.
   Groups shape_groups(const Groups& of_shards) const;
-  /// Tells an optimizer that its parameters are shards.
+  /// Registers with an optimizer that its parameters are shards.
   void attach(torchfuse::optim::FusedOptimizer& of_shards, StateOfShards state_of_shards) const;
-  /// Throws: all parameters are given at construction.
+  /// Throws, because all parameters must be given at construction.
   [[noreturn]] static void refuse_group();
-  /// Gives the shards their gradients, updates them, and gathers the parameters on all ranks.
+  /// Assigns the shards their gradients, updates the shards, and all-gathers the parameters.
   void step_shards(torchfuse::optim::FusedOptimizer& of_shards,
                    const std::function<void()>& update) const;
   /// Resets the gradients of the model's parameters.
   void zero_gradients(bool set_to_none) const;
-  /// Returns the state dict of whole parameters; a collective.
+  /// Returns the unsharded state dict; a collective.
   StateDict whole_state(const StateDict& of_shards) const;
-  /// Returns this rank's shard of a state dict of whole parameters.
+  /// Returns this rank's shard of an unsharded state dict.
   StateDict own_state(const StateDict& whole) const;
 
  private:
-  /// Returns why an optimizer cannot be sharded; empty: it can.
+  /// Returns why an optimizer cannot be sharded, or an empty string.
   static std::string refusal(const torchfuse::optim::FusedOptimizer& whole);
   Shards& shards() const;
   std::shared_ptr<Shards> shards_;
 };
 
-/// Shards the states and the step of a fused optimizer over the ranks of a group: stage 1 of ZeRO
-/// (Rajbhandari et al. 2020). Every rank has all parameters and all gradients. Each of N ranks
-/// keeps the states of one N-th of the elements and updates these elements. One all-gather for each
-/// dtype then brings the updated parameters to all ranks.
+/// Shards a fused optimizer's states and step over the ranks of a group: ZeRO stage 1 (Rajbhandari
+/// et al. 2020). Every rank keeps all parameters and all gradients. Each of N ranks keeps the
+/// states for one N-th of the elements and updates these elements. One all-gather per dtype then
+/// copies the updated parameters to all ranks.
 ///
 ///     torchfuse::parallel::DistributedDataParallel model(net, group);
 ///     torchfuse::parallel::ShardedOptimizer<torchfuse::optim::FusedAdam> optimizer(
 ///         net->parameters(), torchfuse::optim::FusedAdamOptions(1e-3).max_grad_norm(1.0), group);
 ///
-/// Gradients must be equal on all ranks, as DistributedDataParallel leaves them. Each element gets
-/// the same bits as from the class alone. Norms over all elements (clipping, LAMB, LARS, NovoGrad)
-/// are sums over the ranks, whose rounding depends on the number of ranks.
+/// Gradients must be equal on all ranks, as after DistributedDataParallel's backward. Results are
+/// bit-identical to the unsharded optimizer, except that norms over all elements (clipping, LAMB,
+/// LARS, NovoGrad) are summed over ranks, so their rounding depends on the number of ranks.
 ///
-/// ShardedOptimizer is an optimizer of its class over this rank's shards: `param_groups()` holds
-/// one-dimensional views and the options of the step. Learning-rate schedulers, amp::GradScaler,
-/// EmaWeights and Checkpoint accept it. A Checkpoint needs the group.
+/// ShardedOptimizer is an `Optimizer` over this rank's shards: `param_groups()` contains
+/// one-dimensional views and the step's options. Learning-rate schedulers, amp::GradScaler,
+/// EmaWeights and Checkpoint accept a ShardedOptimizer. A Checkpoint needs the group.
 ///
-/// The model's parameters become views of flat memory and have to stay there: move and convert the
-/// model before, and load it in place. Call zero_grad() of this class or of the model, not through
-/// a reference to a base class.
+/// The model's parameters become views of flat memory and must stay there: move and convert the
+/// model before construction, and load values in place. Call zero_grad() of this class or of the
+/// model, not through a reference to a base class.
 ///
 /// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
 /// call them.
 ///
-/// @tparam Optimizer a class of torchfuse::optim, such as FusedAdam.
+/// @tparam Optimizer a class from torchfuse::optim, such as FusedAdam.
 template <class Optimizer>
 class ShardedOptimizer : public ShardedBase, public Optimizer {
  public:
   using options_t = typename Optimizer::options_t;  ///< the options of the class
 
-  /// @param param_groups groups of the model's parameters, the same on all ranks, with the values
-  ///   of rank 0. Groups without options of their own get `defaults`.
+  /// @param param_groups parameter groups of the model, equal on all ranks, with rank 0's values.
+  ///   Groups without options use `defaults`.
   /// @param defaults hyper-parameters, and the optimizer-wide options.
   /// @param group the ranks that share the states; it must outlive this object.
   /// @throws c10::Error for options out of range, for write_back_grads, for parameters with gaps in
   ///   memory or listed twice, and if parameters or options differ between ranks. All ranks throw
-  ///   the same error, and nothing has changed.
+  ///   the same error, and nothing changes.
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                    options_t defaults, const c10::intrusive_ptr<c10d::ProcessGroup>& group)
       : ShardedOptimizer(Optimizer(param_groups, std::move(defaults)), group) {}
-  /// Constructs it with a group of init_process_group().
+  /// Constructs from a group of init_process_group().
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                    options_t defaults, const ProcessGroup& group)
       : ShardedOptimizer(param_groups, std::move(defaults), group.get()) {}
-  /// Constructs an optimizer of one group of parameters.
+  /// Constructs an optimizer with one parameter group.
   template <class Group>
   ShardedOptimizer(std::vector<torch::Tensor> params, options_t defaults, const Group& group)
       : ShardedOptimizer(
@@ -117,28 +117,30 @@ class ShardedOptimizer : public ShardedBase, public Optimizer {
                 torch::optim::OptimizerParamGroup(std::move(params))},
             std::move(defaults), group) {}
 
-  /// Throws. Make a new optimizer with all parameters, and load the state of this one.
+  /// Throws. Construct a new optimizer with all parameters, and load this optimizer's state.
   void add_param_group(const torch::optim::OptimizerParamGroup&) { refuse_group(); }
   /// Resets the gradients of the model's parameters.
   void zero_grad(bool set_to_none = true) { zero_gradients(set_to_none); }
 
-  /// Returns the state dict of the whole optimizer on every rank, equal to what the class alone
-  /// would return. It loads into the class in C++ and Python, and into ShardedOptimizer on any
-  /// number of ranks. Its tensors are on the CPU and share no memory with the optimizer.
+  /// Returns the unsharded state dict on every rank, equal to the unsharded optimizer's. The state
+  /// dict loads into `Optimizer` in C++ and Python, and into ShardedOptimizer on any number of
+  /// ranks. Its tensors are on the CPU and share no memory with the optimizer.
   c10::impl::GenericDict state_dict() const override {
     return whole_state(Optimizer::state_dict());
   }
-  /// Checks a state_dict() of the class, or of this one on any number of ranks; see FusedOptimizer.
+  /// Checks a state dict from `Optimizer`, or from ShardedOptimizer on any number of ranks; see
+  /// FusedOptimizer.
   std::function<void()> prepare_state_dict(const c10::impl::GenericDict& state_dict) override {
     return Optimizer::prepare_state_dict(own_state(state_dict));
   }
-  /// Writes the whole optimizer, as the class alone does. All ranks call it, each with an archive.
+  /// Writes the unsharded state, as `Optimizer` does. All ranks must call save(), each with an
+  /// archive.
   void save(torch::serialize::OutputArchive& archive) const override {
     Optimizer whole = shape();
     whole.load_state_dict(state_dict());
     whole.save(archive);
   }
-  /// Reads what the class alone, or this one on any number of ranks, wrote.
+  /// Reads an archive written by `Optimizer`, or by ShardedOptimizer on any number of ranks.
   void load(torch::serialize::InputArchive& archive) override {
     Optimizer whole = shape();
     whole.load(archive);
@@ -155,7 +157,7 @@ class ShardedOptimizer : public ShardedBase, public Optimizer {
       return static_cast<const ShardedOptimizer&>(own).Optimizer::state_dict();
     });
   }
-  /// Returns an optimizer of the model's parameters without their values.
+  /// Returns an optimizer over tensors with the model's parameter shapes, without values.
   Optimizer shape() const {
     return Optimizer(shape_groups(this->param_groups()),
                      static_cast<const options_t&>(this->defaults()));

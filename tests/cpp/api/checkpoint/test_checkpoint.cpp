@@ -92,8 +92,8 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   Net wider(4);
   EXPECT_ERROR(load_checkpoint(path_, Checkpoint().optimizer(*optimizer_).model(*wider)),
                path_ +
-                   "'s 'model' does not fit: expected the state['fc.weight'] to have the sizes "
-                   "[4, 2] of the module's own, got [3, 2].");
+                   "'s 'model' does not fit: expected the state['fc.weight'] to have the module's "
+                   "sizes [4, 2], got [3, 2].");
   torch::nn::Linear linear(2, 3);
   EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(*linear)),
                "expected the state to hold 'weight', got ['fc.weight', 'fc.bias', ");
@@ -119,7 +119,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   torch::nn::Module real;
   real.register_buffer("own", torch::zeros({2}));
   EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(real)),
-               "expected the state['own'] to be real, as Float of the module's own, got "
+               "expected the state['own'] to be real, because the module's tensor is Float, got "
                "ComplexFloat.");
 }
 

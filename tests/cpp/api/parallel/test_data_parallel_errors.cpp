@@ -27,13 +27,12 @@ class DataParallelErrors : public DataParallelTest {
 
 TEST_F(DataParallelErrors, BackwardWithoutForward) {
   DistributedDataParallel parallel(net_, group_);
-  expect_error([&] { net_->forward(x_).sum().backward(); },
-               "expected a forward() before each backward(), got a gradient of '1.");
+  expect_error([&] { net_->forward(x_).sum().backward(); }, "backward() gave a gradient for '1.");
   const auto loss = parallel.forward(x_).sum();
   loss.backward({}, /*retain_graph=*/true);
   expect_error([&] { loss.backward(); },
-               "Call forward() of DistributedDataParallel, not of the "
-               "module; add up losses that share a forward().");
+               "Call forward() of DistributedDataParallel, not of the module. Add up losses that "
+               "share a forward(), and call backward() once.");
 }
 
 TEST_F(DataParallelErrors, ParametersWithoutGradients) {
@@ -42,8 +41,8 @@ TEST_F(DataParallelErrors, ParametersWithoutGradients) {
   expect_error(
       [&] { net_->ptr<torch::nn::LinearImpl>(1)->weight.sum().backward(); },
       "expected backward() to give each parameter a gradient, got none for 3 of 4 "
-      "parameters: '0.weight', '0.bias', '1.bias'. Let the loss depend on all, freeze them, "
-      "or set find_unused_parameters.");
+      "parameters: '0.weight', '0.bias', '1.bias'. Make the loss depend on all parameters, "
+      "freeze unused ones, or set find_unused_parameters.");
   parallel.forward(x_).sum().backward();  // the loop may go on
 }
 
@@ -70,10 +69,8 @@ TEST_F(DataParallelErrors, ABackwardThatEndedEarly) {
     return grad;
   });
   EXPECT_ANY_THROW(loss.backward());
-  expect_error(
-      [&] { parallel.forward(x_); },
-      "expected the last backward() to reach its end, got a forward() after one that ended "
-      "early, by an exception.");
+  expect_error([&] { parallel.forward(x_); },
+               "forward() was called after an exception ended the last backward().");
 }
 
 TEST_F(DataParallelErrors, ARankThatIsLost) {
@@ -91,14 +88,14 @@ TEST_F(DataParallelErrors, GradientsOfAnotherKind) {
   DistributedDataParallel parallel(sparse, group_);
   expect_error(
       [&] { parallel.forward(torch::zeros({2}, torch::kLong)).sum().backward(); },
-      "expected the gradient of 'weight' to be dense and as its parameter, Float [4, 3] on cpu, "
+      "expected the gradient of 'weight' to be dense and match its parameter, Float [4, 3] on cpu, "
       "got layout Sparse");
   DistributedDataParallel converted(net_, group_);
   net_->to(torch::kDouble);
   expect_error(
       [&] { converted.forward(x_.to(torch::kDouble)); },
-      "expected parameter '0.weight' to stay as it was given, Float [3, 4] on cpu, got Double "
-      "[3, 4] on cpu. Convert and move the module before it is given to "
+      "expected parameter '0.weight' to stay as it was at construction, Float [3, 4] on cpu, got "
+      "Double [3, 4] on cpu. Convert and move the module before constructing "
       "DistributedDataParallel.");
 }
 
@@ -122,8 +119,8 @@ TEST_F(DataParallelErrors, AfterAMove) {
   DistributedDataParallel first(net_, group_);
   DistributedDataParallel second(std::move(first));
   const std::string expected =
-      "torchfuse::parallel::DistributedDataParallel: expected a replica of a module, got one that "
-      "was moved from.";
+      "torchfuse::parallel::DistributedDataParallel: expected a DistributedDataParallel, got "
+      "one that was moved from.";
   expect_error([&] { first.forward(x_); }, expected);
   expect_error(
       [&] {
@@ -167,7 +164,7 @@ TEST(DataParallelRanks, OtherModulesAreRefused) {
   sharded_testing::expect_refusal(
       "torchfuse::parallel::DistributedDataParallel: expected the parameters and buffers to be the "
       "same on all ranks, got parameter 'weight' Float [3, 4] on rank 0 and parameter 'weight' "
-      "Float [3, 5] on rank 1. Let every process do the same.",
+      "Float [3, 5] on rank 1. Make the same calls in every process.",
       [](parallel::ProcessGroup& group) {
         DistributedDataParallel(Linear(4 + group.rank(), 3), group);
       });

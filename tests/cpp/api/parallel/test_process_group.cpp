@@ -120,9 +120,10 @@ TEST(ProcessGroup, ClosesItsSubGroupsFirst) {
   EXPECT_EQ(group.new_group({0})->name(), "torchfuse/1");
   group.close();
   EXPECT_FALSE(sub->is_open());
-  expect_error([&] { sub->barrier(); },
-               "expected group 'torchfuse/0' to be open, got one that was "
-               "closed. Keep the ProcessGroup, and the one that made it");
+  expect_error(
+      [&] { sub->barrier(); },
+      "expected group 'torchfuse/0' to be open, got a closed group. Keep the ProcessGroup, "
+      "and the group whose new_group() made it, open");
   group.close();
 }
 
@@ -169,9 +170,10 @@ TEST(ProcessGroupErrors, Options) {
   expect_error(join(ProcessGroupOptions().backend("gloo")),
                "expected rank and world_size to be given along with a store.");
   expect_error([] { std::ignore = init_process_group({}, alone()); },
-               "expected store to be a store, got none.");
+               "expected a store, got a null pointer.");
   const ProcessGroup group = init_process_group(new_store(), alone());
-  expect_error(join(alone()), "expected name to be that of no other group, got 'torchfuse'");
+  expect_error(join(alone()),
+               "expected name to differ from all other groups' names, got 'torchfuse'");
 }
 
 TEST(ProcessGroupErrors, SubGroups) {
@@ -192,7 +194,7 @@ TEST(ProcessGroupErrors, RanksThatDoNotCome) {
   expect_error(
       [&] { std::ignore = init_process_group(store, options); },
       "expected 3 processes to join group 'three' within 200 ms, got none with ranks 0, 2. "
-      "Check that all were started, with the same world size and address.");
+      "Check that all processes were started, with the same world size and address.");
 }
 
 TEST(ProcessGroupErrors, RanksThatComeTwiceOrFromAnotherWorld) {
@@ -207,8 +209,8 @@ TEST(ProcessGroupErrors, RanksThatComeTwiceOrFromAnotherWorld) {
   prefixed("other/0/terms/0", "world size 4");
   expect_error(
       [&] { std::ignore = init_process_group(store, alone().name("other").world_size(2).rank(1)); },
-      "expected all processes of group 'other' to be started alike, got world size 4 in rank "
-      "0 and world size 2 in rank 1.");
+      "expected all processes of group 'other' to pass the same arguments, got world size 4 in "
+      "rank 0 and world size 2 in rank 1.");
 }
 
 TEST(ProcessGroupErrors, APortThatIsInUse) {

@@ -172,8 +172,9 @@ TEST(ShardedState, ACheckpointHoldsTheWholeOptimizer) {
     save_checkpoint(path, Checkpoint().optimizer(optimizer).rng().group(group));
     expect_error(
         [&] { save_checkpoint(path, Checkpoint().optimizer(optimizer, "adam")); },
-        "save_checkpoint: expected a group of at least 2 processes, which share the states "
-        "of 'adam', got 1. Call group(group), and save in each of them.");
+        "save_checkpoint: expected a group of at least 2 processes, because the states of 'adam' "
+        "are "
+        "sharded over 2, got 1. Call group(group) on the checkpoint, and save on every rank.");
   });
   run_on_ranks(3, [&](ProcessGroup& group) {
     const auto params = copy_of(trained.halfway);
@@ -204,10 +205,11 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
                  where +
                      "state[0]['exp_avg'] to have the sizes [5, 3] of its parameter, got [3, "
                      "5].");
-    expect_error([&] { optimizer.load_state_dict(trained.state); },
-                 where +
-                     "the state of 1 parameters, got that of 7. Make the optimizer of the "
-                     "model that was saved.");
+    expect_error(
+        [&] { optimizer.load_state_dict(trained.state); },
+        where +
+            "the state of 1 parameters, got the state of 7. Construct the optimizer for the "
+            "model that was saved.");
     expect_error(
         [&] {
           optimizer.load_state_dict(
@@ -216,10 +218,11 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
         "FusedAdam: expected the archive to hold state");
     // A state that only one rank has, as after a load on that rank alone.
     if (group.rank() == 1) optimizer.load_state_dict(state_of_sizes({5, 3}));
-    expect_error([&] { optimizer.state_dict(); },
-                 "torchfuse::parallel::ShardedOptimizer: expected the states to be the same on all "
-                 "ranks, got no more on rank 0 and state exp_avg Float of parameter 0 on rank 1. "
-                 "Let every process do the same.");
+    expect_error(
+        [&] { optimizer.state_dict(); },
+        "torchfuse::parallel::ShardedOptimizer: expected the states to be the same on all "
+        "ranks, got nothing more on rank 0 and state exp_avg Float of parameter 0 on rank 1. "
+        "Make the same calls in every process.");
   });
 }
 
@@ -244,8 +247,8 @@ TEST(ShardedErrors, ParametersThatDifferBetweenRanks) {
   expect_refusal(
       kAgree +
           "parameter 1 Float [4] of strides [1], without a gradient on rank 0 and "
-          "parameter 1 Float [5] of strides [1], without a gradient on rank 1. Let "
-          "every process do the same.",
+          "parameter 1 Float [5] of strides [1], without a gradient on rank 1. "
+          "Make the same calls in every process.",
       [](ProcessGroup& group) { ShardedAdam(ones({{5, 3}, {4 + group.rank()}}), {}, group); });
   expect_refusal(kAgree + "a group of 1 parameters with lr=0.001, betas=(0.9, 0.999), eps=1e-08, ",
                  [](ProcessGroup& group) {
@@ -273,7 +276,7 @@ TEST(ShardedErrors, OptionsThatDifferBetweenRanks) {
 TEST(ShardedErrors, GradientsThatDifferBetweenRanks) {
   const std::string one = "parameter 1 Float [4] of strides [1], with a Strided gradient Float";
   expect_refusal(kAgree + one + " on rank 0 and parameter 1 Float [4] of strides [1], without a " +
-                     "gradient on rank 1. Let every process do the same.",
+                     "gradient on rank 1. Make the same calls in every process.",
                  [](ProcessGroup& group) {
                    const auto params = with_grads(ones());
                    ShardedAdam optimizer(params, {}, group);
@@ -307,11 +310,12 @@ TEST(ShardedErrors, ParametersThatHaveLeftTheirMemory) {
       optimizer.step();
     };
   };
-  expect_refusal(kWho +
-                     "::step: expected parameter 1 to stay in the memory that the optimizer "
-                     "gave it, got another address. Move, convert and load models before the "
-                     "optimizer is made, and write values in place: param.copy_(value).",
-                 move_on(0));
+  expect_refusal(
+      kWho +
+          "::step: expected parameter 1 to stay in the memory that the optimizer "
+          "gave it, got another address. Move, convert and load models before constructing "
+          "the optimizer, and write values in place: param.copy_(value).",
+      move_on(0));
   expect_refusal(kAgree +
                      "parameter 1 Float [4] of strides [1], with a Strided gradient Float on "
                      "rank 0 and parameter 1 Float [4] of strides [1], in other memory, ",
@@ -335,26 +339,29 @@ TEST(ShardedErrors, WhatCannotBeSplit) {
   refused("param_groups[0].params[1] to be in the parameter groups once, got it a second time.",
           Params(2, torch::ones({3})));
   refused(
-      "write_back_grads to be kNothing, got another value. Each rank would store its own part "
-      "only.",
+      "write_back_grads to be kNothing, got another value. Each rank would store gradients "
+      "for its shards only.",
       ones(), FusedAdamOptions().write_back_grads(true));
 }
 
 TEST(ShardedErrors, ParametersThatAreAdded) {
   const std::string sentence = kWho +
-                               "::add_param_group: expected all parameters at construction, got "
-                               "more. Make a new optimizer with all of them, and load the state of "
-                               "this one.";
+                               "::add_param_group: all parameters must be given at construction. "
+                               "Construct a new optimizer with all parameters, and load this "
+                               "optimizer's state.";
   expect_refusal(sentence, [](ProcessGroup& group) {
     ShardedAdam(ones(), {}, group).add_param_group({ones({{2}})});
   });
   // torch's base class knows nothing of it.
-  expect_refusal(kWho + "::step: expected the parameters of the construction, 2, got 3, or others.",
-                 [](ProcessGroup& group) {
-                   ShardedAdam optimizer(with_grads(ones()), {}, group);
-                   optimizer.param_groups()[0].params().push_back(torch::ones({2}));
-                   optimizer.step();
-                 });
+  expect_refusal(
+      kWho +
+          "::step: expected param_groups() to hold the 2 shards from construction, got 3 "
+          "parameters or different ones.",
+      [](ProcessGroup& group) {
+        ShardedAdam optimizer(with_grads(ones()), {}, group);
+        optimizer.param_groups()[0].params().push_back(torch::ones({2}));
+        optimizer.step();
+      });
 }
 
 TEST(ShardedErrors, GradientsThatTheBaseClassResets) {
@@ -364,11 +371,11 @@ TEST(ShardedErrors, GradientsThatTheBaseClassResets) {
       ShardedAdam optimizer(params, {}, group);
       optimizer.step();
       static_cast<torch::optim::Optimizer&>(optimizer).zero_grad(set_to_none);
-      expect_error([&] { optimizer.step(); },
-                   kWho +
-                       "::step: expected zero_grad() of the ShardedOptimizer or of the model, "
-                       "got that of a base class, which leaves the model's gradients. Call the "
-                       "one of the class itself.");
+      expect_error(
+          [&] { optimizer.step(); },
+          kWho +
+              "::step: zero_grad() was called through a base class, which does not reset the "
+              "model's gradients. Call zero_grad() of the ShardedOptimizer or of the model.");
       optimizer.zero_grad();
       with_grads(params);
       optimizer.step();

@@ -5,7 +5,7 @@
 namespace gloo::transport {
 
 class Device;
-// Defined, because the destructors of torch's classes that own one are inline.
+// Must be complete, because inline destructors in torch's classes delete an UnboundBuffer.
 class UnboundBuffer {};
 
 }  // namespace gloo::transport
