@@ -107,7 +107,7 @@ CheckpointPart archived_part(Save save, std::function<void(InputArchive&)> load)
   const auto prepare = [save, load](const c10::IValue& value) -> std::function<void()> {
     const Dict saved = as_dict(value, "expected the state");
     const auto archive = archive_of([&](OutputArchive& written) { write_dict(written, saved); });
-    // Only the object can check its values, so load them, and then restore the old values.
+    // Only the object can check the values, so load the new values, and then restore the old.
     const auto own = archive_of(save);
     load(*archive);
     load(*own);

@@ -17,8 +17,8 @@ namespace torchfuse::checkpoint {
 class InputFile final : public caffe2::serialize::ReadAdapterInterface {
  public:
   /// @param caller name of the caller, for error messages.
-  /// @throws c10::ValueError naming the path if it does not exist or is not a file, and c10::Error
-  ///   if it cannot be opened.
+  /// @throws c10::ValueError naming a path that does not exist or is not a file, and c10::Error if
+  ///   opening fails.
   InputFile(std::string caller, std::string path);
   ~InputFile() override;
   InputFile(const InputFile&) = delete;

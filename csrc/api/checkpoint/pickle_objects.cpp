@@ -19,7 +19,7 @@ constexpr const char* kRebuildTensor = "torch._utils._rebuild_tensor_v2";
 constexpr const char* kRebuildFromBytes = "torch._utils._rebuild_tensor_v3";
 constexpr const char* kBytes = "torch.storage.UntypedStorage";
 constexpr const char* kOrderedDict = "collections.OrderedDict";
-/// For plain values, these callables return their first argument.
+/// Callables that return the first argument, for plain values.
 constexpr const char* kWrappers[] = {"torch._utils._rebuild_parameter", "torch.Size",
                                      "collections.Counter"};
 

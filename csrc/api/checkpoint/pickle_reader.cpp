@@ -19,15 +19,15 @@ namespace torchfuse::checkpoint {
 
 namespace {
 
-/// Entry of the machine's stack: a value, a mark, or the name of a global.
+/// Stack entry: a value, a mark, or a global's name.
 struct Item {
   enum class Kind { kValue, kMark, kGlobal };
   Kind kind = Kind::kValue;
   c10::IValue value;  ///< for a global, its name: "torch.FloatStorage"
   int depth = 0;      ///< nesting depth of the value
-  /// Number of values inside, where a shared value counts once per reference. A file of 900 bytes
-  /// can contain a list of two lists of two lists, expanding to 2^90 values. Code that walks such a
-  /// value, for example to print a message, would never finish.
+  /// Number of values inside, where a shared value counts once per reference. Nested lists that
+  /// share elements can expand a 900-byte file to 2^90 values. Code that walks such a value, for
+  /// example to print a message, would never finish.
   std::uint64_t size = 1;
 };
 
@@ -41,7 +41,7 @@ struct Holder {
   bool is_complete = false;
 };
 
-// Opcodes of pickle protocol 2, named as in Python's pickletools.
+// Pickle protocol 2 opcodes, named as in Python's pickletools.
 class Machine {
  public:
   Machine(std::string_view bytes, const ReadStorage& read_storage, std::string where)

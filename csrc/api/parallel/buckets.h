@@ -15,8 +15,8 @@ struct BucketSizes {
   std::int64_t others;
 };
 
-/// Fills buckets in the given order, separately for each dtype and device. Sorts the buckets by
-/// their last member's position, which is the order in which they become complete.
+/// Fills buckets in the given order, separately for each dtype and device. Sorts buckets by the
+/// last member's position, which is the order of completion.
 /// @param order indices into `parameters`, without duplicates.
 std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<at::Tensor>& parameters,
                                                    const std::vector<std::size_t>& order,

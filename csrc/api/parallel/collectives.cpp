@@ -77,7 +77,7 @@ void Collectives::wait(Pending& pending) const {
 
 bool Collectives::agree(const c10::Device& device, std::int64_t number,
                         const std::string& what) const {
-  // One maximum of the number and its complement gives the largest and the smallest number.
+  // The maxima of number and complement give the largest and the smallest number.
   at::Tensor ends = at::tensor({number, ~number}, at::kLong).to(device);
   Pending pending = start_all_reduce(ends, c10d::ReduceOp::MAX, what);
   wait(pending);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How ShardedOptimizer lays out parameters and shards them over the ranks of a group.
+// How ShardedOptimizer lays out and shards parameters.
 //
-// All parameters with one device and dtype share one flat tensor, in group order. The flat tensor
+// All parameters with equal device and dtype share a flat tensor, in group order. The flat tensor
 // is split into equal shards, one per rank, so that one all-gather updates all ranks. A shard may
 // begin and end within a parameter, and a parameter may extend over several shards.
 #pragma once
@@ -40,8 +40,8 @@ class Partition {
   /// Returns the parameter's elements [begin, end), in memory order, that are in a rank's shard;
   /// begin == end if there are none.
   std::pair<std::int64_t, std::int64_t> range(std::size_t index, std::int64_t rank) const;
-  /// Returns a one-dimensional view with this rank's elements of `tensor`, which must have the
-  /// memory layout of parameter `index`.
+  /// Returns the local shard as a one-dimensional view into `tensor`, whose memory layout must
+  /// match parameter `index`.
   at::Tensor shard_of(std::size_t index, const at::Tensor& tensor) const;
 
  private:
@@ -50,7 +50,8 @@ class Partition {
   std::int64_t rank_;
 };
 
-/// Returns `tensor` itself if its memory layout matches `param`, otherwise a copy with that layout.
+/// Returns `tensor` unchanged if the memory layout matches `param`, otherwise a copy with that
+/// layout.
 at::Tensor laid_out_like(const at::Tensor& param, const at::Tensor& tensor);
 
 }  // namespace torchfuse::parallel

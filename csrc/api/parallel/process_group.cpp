@@ -175,7 +175,7 @@ std::string backend_of(const ProcessGroupOptions& options) {
   return backend;
 }
 
-/// Returns how often this process has joined a group with this name and rank. A store keeps a
+/// Returns how often the process has joined a group with the given name and rank. A store keeps a
 /// closed group's keys, and a new group with the same name must not read them.
 int generation_of(const std::string& name, std::int64_t rank) {
   static std::mutex mutex;

@@ -74,7 +74,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::uintptr_t hook = 0;
     at::Tensor view;  ///< the gradient's view into its bucket
     std::size_t bucket = 0;
-    bool ready = false;  ///< arrived in this backward
+    bool ready = false;  ///< arrived in the current backward
     bool used = false;   ///< since the last reduction
     at::Tensor kept;     ///< old gradient, if this backward did not reach the parameter
   };
@@ -114,7 +114,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<TrackedGrad> tracked_;
   std::vector<Bucket> buckets_;
   std::size_t next_ = 0;              ///< next bucket to reduce
-  std::vector<std::size_t> arrived_;  ///< order of arrival in this backward
+  std::vector<std::size_t> arrived_;  ///< order of arrival in the current backward
   std::vector<std::size_t> observed_order_;
   bool reordered_ = false;
   bool awaits_backward_ = false;

@@ -29,7 +29,7 @@ class Shards {
   using StateDict = c10::impl::GenericDict;
 
   /// Compares the ranks, and moves the parameters into flat memory.
-  /// @param options one line for each group, and one for the defaults.
+  /// @param options a line for each group, and a line for the defaults.
   /// @param refusal why this rank cannot shard the optimizer, thrown on all ranks; or empty.
   Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
          const std::vector<std::string>& options, const std::string& refusal,
@@ -101,7 +101,7 @@ class Shards {
   std::vector<std::string> groups_;
   std::vector<torch::optim::OptimizerParamGroup> model_;
   std::vector<const void*> addresses_;  ///< the parameters' addresses in flat memory
-  // torch's zero_grad() is not virtual. Called through a base class, it resets only the shards'
+  // torch's zero_grad() is not virtual. A call through a base class resets only the shards'
   // gradients. The first shard's gradient is a marker between steps, to detect such a call.
   at::Tensor marker_;
   std::int64_t marker_version_ = 0;

@@ -48,8 +48,8 @@ void Shards::compare_states(const StateDict& states) const {
   compare("the states", c10::Join("\n", lines), [&] { return lines; });
 }
 
-/// Returns a parameter's unsharded state on the CPU, with the parameter's layout. Ranks send their
-/// shards one after another, so that a device stores one shard at a time.
+/// Returns a parameter's unsharded state on the CPU, with the parameter's layout. Ranks send shards
+/// in turn, so that a device stores only one shard at a time.
 at::Tensor Shards::gathered(std::size_t index, const at::Tensor& shard, bool keep) const {
   at::Tensor whole;
   if (keep) {

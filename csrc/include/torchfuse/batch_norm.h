@@ -18,10 +18,10 @@ namespace torchfuse {
 /// @param input [N, C, ...] in fp32, fp16, bf16 or fp64. Read in place if each channel's pixels or
 ///   each pixel's channels are contiguous (contiguous, channels_last, [N, C], and slices of such
 ///   tensors); otherwise copied, with a warning.
-/// @return fp64 [4 C + 1]: sum, low-order bits of the sum, sum of squares, low-order bits of the
-///   sum of squares (each [C]), and the element count per channel. Zeros for an empty input. Adding
-///   the tensors of all ranks gives the moments of the pooled batch. The variance of the pooled
-///   batch is as exact as for one rank, even if the mean is 1e6 sigma.
+/// @return fp64 [4 C + 1]: sum, its low-order bits, sum of squares, its low-order bits (each [C]),
+///   and the element count per channel. Zeros for an empty input. Adding all ranks' tensors gives
+///   the pooled batch's moments. The pooled variance is as exact as on one rank, even if the mean
+///   is 1e6 sigma.
 /// @throws c10::Error for another dtype or fewer than two dimensions.
 TORCHFUSE_API at::Tensor batch_norm_stats(const at::Tensor& input);
 
@@ -59,24 +59,25 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor> batch_norm_elemt(
 /// @param output first return value of batch_norm_elemt(), required if both a residual and a ReLU
 ///   were used: the gradient passes where `output` is positive. `nullopt` means to recompute the
 ///   ReLU from the input.
-/// @return sums, fp64 [2 C], of dy and of dy * x_hat, to be added over ranks; gradients of weight
-///   and bias, from this rank's elements only; and with `output` the gradient of the ReLU's input,
-///   which is also the residual's gradient (empty otherwise).
+/// @return sums over dy and dy * x_hat, fp64 [2 C], to be added over ranks; gradients for weight
+///   and bias, from this rank's elements only; and with `output` the ReLU's input gradient, which
+///   is also the residual's gradient (empty otherwise).
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
     const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& saved,
     const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& output, bool relu = false);
 
-/// Second of two backward passes of batch normalization: dx = weight / sqrt(var + eps) * (dy -
-/// sum(dy) / n - x_hat * sum(dy * x_hat) / n).
+/// Second of two backward passes of batch normalization:
 ///
-/// @param grad_output as in batch_norm_backward_reduce(); or the gradient of the ReLU's input that
+///     dx = weight / sqrt(var + eps) * (dy - sum(dy) / n - x_hat * sum(dy * x_hat) / n)
+///
+/// @param grad_output as in batch_norm_backward_reduce(); or the ReLU's input gradient that
 ///   batch_norm_backward_reduce() returned, with `relu` false.
 /// @param input, saved, weight, bias as in batch_norm_backward_reduce().
 /// @param sums first return value of batch_norm_backward_reduce(), added over ranks.
-/// @param relu apply the derivative of the ReLU, recomputed from the input (default false).
-/// @return gradient of the input, with the input's sizes and dtype.
+/// @param relu apply the ReLU's derivative, recomputed from the input (default false).
+/// @return input gradient, with the input's sizes and dtype.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output,
                                                    const at::Tensor& input, const at::Tensor& saved,
@@ -86,11 +87,11 @@ TORCHFUSE_API at::Tensor batch_norm_backward_elemt(const at::Tensor& grad_output
                                                    bool relu = false);
 
 /// Batch normalization over the batches of all ranks in a group, differentiable twice. Uses the
-/// moments of the pooled batch (Ioffe and Szegedy 2015). Communicates one all-reduce of 4 C + 1
-/// doubles in forward and one of 2 C in backward, for any number of ranks.
+/// pooled batch's moments (Ioffe and Szegedy 2015). Forward all-reduces 4 C + 1 doubles once and
+/// backward 2 C, for any number of ranks.
 ///
-/// Ranks may have batches of different sizes, including empty ones. The gradients of weight and
-/// bias cover this rank's outputs only; data-parallel training adds them.
+/// Ranks may have batches with different sizes, including empty batches. Gradients for weight and
+/// bias cover this rank's outputs only; data-parallel training adds the gradients.
 ///
 /// @param input, weight, bias, running_mean, running_var, num_batches_tracked, residual, momentum,
 ///   eps, relu as in batch_norm_elemt().

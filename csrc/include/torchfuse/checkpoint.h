@@ -49,11 +49,11 @@ class TORCHFUSE_API CheckpointValues {
   /// Stores values read from the file `path`. Called by load_checkpoint().
   CheckpointValues(std::string path, std::map<std::string, c10::IValue> values);
   /// Returns a value: `values.at("epoch").toInt()`. A number keeps the type it was saved with:
-  /// `toDouble()` throws for an integer, while `toScalar().toDouble()` accepts integers and floats.
+  /// `toDouble()` throws for an integer, but `toScalar().toDouble()` does not.
   /// @param name name given to Checkpoint::value().
-  /// @throws c10::ValueError naming the file and its values, if no value has this name.
+  /// @throws c10::ValueError naming the file and the known values, if no value has the name.
   const c10::IValue& at(const std::string& name) const;
-  /// Returns whether the file contains a value with this name.
+  /// Returns whether the file contains a value with the given name.
   bool contains(const std::string& name) const { return values_.contains(name); }
   std::size_t size() const { return values_.size(); }  ///< number of values
   auto begin() const { return values_.begin(); }       ///< pairs of name and value, by name
@@ -65,23 +65,23 @@ class TORCHFUSE_API CheckpointValues {
 };
 
 /// Describes the contents of a checkpoint, for `save_checkpoint` and `load_checkpoint`. Each object
-/// has a name, which is its key in the file. Several objects of one kind need distinct names. The
-/// description stores references: the objects must outlive it.
+/// has a name, which is its key in the file. Objects in one checkpoint need distinct names. The
+/// description stores references, so the objects must outlive the description.
 class TORCHFUSE_API Checkpoint {
  public:
   /// Adds parameters and buffers, under the names of Python's `state_dict()` for the same module.
   /// Loading converts values to the module's dtypes and devices.
   Checkpoint& model(torch::nn::Module& model, std::string name = "model");
-  /// Adds an optimizer's options and states, in the layout of its Python class's `state_dict()`. A
+  /// Adds an optimizer's options and states, in the Python class's `state_dict()` layout. A
   /// parallel::ShardedOptimizer also needs group(). Rank 0 then gathers the states into CPU memory,
-  /// one parameter at a time, and saves them in the layout of the unsharded optimizer.
+  /// parameter by parameter, and saves the unsharded layout.
   Checkpoint& optimizer(torchfuse::optim::FusedOptimizer& optimizer,
                         std::string name = "optimizer");
   /// Adds a scaler's state, in the layout of Python's `state_dict()`.
   Checkpoint& scaler(torchfuse::amp::GradScaler& scaler, std::string name = "scaler");
   /// Adds the position in an epoch: the epoch number, and how many samples each process has drawn.
   /// Loading sets both. The sampler, or a data loader's copy of the sampler, then resumes there in
-  /// the next epoch that it begins.
+  /// the next epoch.
   /// @param sampler the program's sampler.
   /// @param drawn number of samples drawn, counted by the program because a data loader draws ahead
   ///   in a copy of the sampler; 0 at the end of an epoch.
@@ -97,8 +97,8 @@ class TORCHFUSE_API Checkpoint {
   /// that optimizer.
   Checkpoint& scheduler(torchfuse::optim::LRScheduler& scheduler, std::string name = "scheduler");
   /// Adds any object that saves a few plain values to archives. `load` must change all values or
-  /// none. Allowed values are numbers, bools, strings, tensors, lists of one such type, tuples of
-  /// all these, and nested archives. Saving throws for other values.
+  /// none. Allowed values are numbers, bools, strings, tensors, lists with one element type,
+  /// tuples, and nested archives. Saving throws for other values.
   Checkpoint& archived(std::string name, std::function<void(torch::serialize::OutputArchive&)> save,
                        std::function<void(torch::serialize::InputArchive&)> load);
   /// Adds any object.
@@ -156,8 +156,8 @@ class TORCHFUSE_API Checkpoint {
 ///     auto epoch = values.at("epoch").toInt();
 ///
 /// The file is replaced atomically after all bytes are on the disk. If the process or the machine
-/// stops at any moment, `path` contains either the old file or the new one. A killed process may
-/// leave a file behind whose name begins with `path`.tmp-.
+/// stops at any moment, `path` contains either the old or the new file. A killed process may leave
+/// a file behind whose name begins with `path`.tmp-.
 ///
 /// @param path file to write or replace; for a symbolic link, the link's target.
 /// @param checkpoint the objects to save.
@@ -176,7 +176,7 @@ TORCHFUSE_API void save_checkpoint(const std::string& path, const Checkpoint& ch
 /// @throws c10::ValueError naming the file and the key: for a file that is missing, truncated,
 ///   damaged or in another format; for a missing part; for names, shapes, classes or options that
 ///   do not fit; for a scheduler whose optimizer is not loaded; and for a model that cannot be
-///   written. In all these cases no object changes, on any process.
+///   written. After an error, no object has changed on any process.
 TORCHFUSE_API CheckpointValues load_checkpoint(const std::string& path,
                                                const Checkpoint& checkpoint);
 

@@ -24,7 +24,7 @@ struct ElementNumbers {
   std::int64_t stride = 0;  ///< distance between the first elements of two runs
 };
 
-/// One parameter with its optimizer state, input to FusedStep::plan().
+/// A parameter with optimizer state, input to FusedStep::plan().
 struct FusedSlot {
   at::Tensor param;  ///< fp32, fp16, bf16 or fp64; dense, any strides
   /// One tensor per algorithm state, in state_names() order (Adam: exp_avg, exp_avg_sq,
@@ -50,16 +50,16 @@ struct FusedSlot {
   /// depend on the step's seed, the parameter's `index` and step count, and the element's number.
   bool stochastic_rounding = false;
   std::int64_t index = 0;  ///< number of the parameter, unique and equal in every run
-  /// Names of the process groups (c10d's) over which the parameter is sharded: `param`, its states
-  /// and its master are this process's shards. Norms of whole tensors and of all gradients are
-  /// summed over these groups. All processes must step the same parameters in the same order.
+  /// Names of the process groups (c10d's) over which the parameter is sharded: `param`, states and
+  /// master are this process's shards. Norms are summed over these groups. All processes must step
+  /// the same parameters in the same order.
   std::vector<std::string> shard_groups;
-  /// Numbers of this shard's elements, for stochastic rounding: the random bits then do not depend
-  /// on the sharding. The default is for unsharded parameters.
+  /// Element numbers in the whole parameter, for stochastic rounding: the random bits then do not
+  /// depend on the sharding. The default is for unsharded parameters.
   ElementNumbers numbers;
 };
 
-/// Borrowed pointers to one slot's tensors, for one step. Null: no such tensor.
+/// Borrowed pointers to a slot's tensors, valid for a single step. Null: no such tensor.
 struct SlotTensors {
   static constexpr std::size_t kMaxStates = 4;  ///< maximum number of states of an algorithm
 
@@ -93,7 +93,7 @@ struct EmaOptions {
   std::int64_t start_step = 0;  ///< at least 0
 };
 
-/// Options of one step() besides the hyper-parameters.
+/// Options for a step() besides the hyper-parameters.
 struct FusedStepOptions {
   /// Loss scale (1 element, fp32): gradients are multiplied by its reciprocal. `nullopt` means 1.
   std::optional<at::Tensor> grad_scale;
@@ -102,8 +102,8 @@ struct FusedStepOptions {
   /// Check all gradients inside the step. A non-finite element skips the step and sets `found_inf`,
   /// if given.
   bool check_inside = false;
-  /// With `check_inside`: write 1 or 0 to `found_inf` without reading it, so the caller need not
-  /// clear it.
+  /// With `check_inside`: write 1 or 0 to `found_inf` without reading the old value, so the caller
+  /// need not clear the flag.
   bool found_inf_is_output = false;
   /// Maximum L2 norm of the unscaled gradients, over all groups and devices. `nullopt` means no
   /// clipping.
@@ -119,13 +119,13 @@ struct FusedStepOptions {
   /// On CUDA devices, update parameters from last to first, because the device's caches may still
   /// contain the data that the previous pass read last. Results are bit-identical.
   bool update_from_the_end = false;
-  /// Names of process groups whose processes step other parameters of one model, such as pipeline
-  /// stages. The global gradient norm, `found_inf` and the check's result are combined over all
-  /// these processes. All processes must list the groups in the same order. Each group costs one
-  /// small reduction in a step that clips or checks, and one in a step that reads `found_inf`.
-  /// Every process takes part, with or without gradients.
+  /// Names of process groups whose processes step other parameters in the same model, such as
+  /// pipeline stages. The global gradient norm, `found_inf` and the check's result are combined
+  /// over all these processes. All processes must list the groups in the same order. Each group
+  /// costs a small reduction in steps that clip or check, and another in steps that read
+  /// `found_inf`. Every process takes part, with or without gradients.
   std::vector<std::string> norm_groups;
-  /// Device for the reduction over `norm_groups`: a device with one of this process's parameters.
+  /// Device for the reduction over `norm_groups`: the device of any parameter on this process.
   c10::Device norm_device{c10::kCPU};
   /// Update the slots' averages; every slot with a gradient must have an average. `nullopt` means
   /// that averages do not change.
@@ -136,15 +136,15 @@ struct FusedStepOptions {
   TORCHFUSE_API bool writes_grads() const;
 };
 
-/// The native step of one optimizer: launch plan, workspaces, and the two passes of the fused step
-/// (norm and check, then update). Each Python or C++ optimizer owns one.
+/// An optimizer's native step: launch plan, workspaces, and the fused step's two passes (norm and
+/// check, then update). Each Python or C++ optimizer owns a FusedStep.
 ///
 ///     torchfuse::FusedStep step("adam");
 ///     step.step(slots, {values});  // values in the order of step.hyper_params()
 ///
 /// The plan describes each slot's tensors: dtypes, device, sizes and strides. The plan keeps no
-/// tensor. Owners pass their tensors to every step, which compares them with the plan and reads
-/// their addresses. The step therefore notices `p.data = ...`, replaced states and replaced
+/// tensor. Owners pass all tensors to every step, which compares the tensors with the plan and
+/// reads the addresses. The step therefore notices `p.data = ...`, replaced states and replaced
 /// gradients, and tensors that their owner drops are freed immediately. Between steps only
 /// workspaces are kept: at most 88 bytes per chunk of up to 16,384 gradient elements, on each
 /// device.
@@ -179,8 +179,8 @@ class TORCHFUSE_API FusedStep {
 
   /// Steps all slots that have a gradient. All checks precede all writes.
   ///
-  /// @param slots tensors of the plan's slots, in the plan's order. They must live until the call
-  ///   returns.
+  /// @param slots tensors of the plan's slots, in the plan's order. The tensors must live until the
+  ///   call returns.
   /// @param groups `groups[slot.group]` contains the values of hyper_params().
   /// @param options see FusedStepOptions.
   /// @return false if the tensors do not match the plan: nothing was done, and plan() must be

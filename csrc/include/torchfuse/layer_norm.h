@@ -48,20 +48,19 @@ TORCHFUSE_API at::Tensor layer_norm(const at::Tensor& input, std::int64_t normal
                                     bool memory_efficient = false,
                                     const std::string& caller = "layer_norm");
 
-/// The forward pass of layer_norm().
+/// Forward pass for layer_norm().
 ///
 /// @param input, normalized_dims, weight, bias, eps, rms, dtype as in layer_norm().
 /// @return output; each row's mean (empty with `rms`); and each row's 1 / sqrt(mean square + eps).
-///   Row statistics are fp32, or fp64 for fp64, with the shape of the dimensions that are not
-///   normalized.
+///   Row statistics are fp32, or fp64 for fp64, shaped like the dimensions that are not normalized.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
     const at::Tensor& input, std::int64_t normalized_dims, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, double eps, bool rms = false,
     std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// The backward pass of layer_norm(). Sums over rows are bit-identical on every run and, on the
-/// CPU, for every number of threads.
+/// Backward pass for layer_norm(). Sums over rows are bit-identical on every run and, on the CPU,
+/// for every number of threads.
 ///
 /// @param grad_output with the output's sizes and dtype.
 /// @param source the input; or the output, with `from_output`.
@@ -72,7 +71,7 @@ TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
 /// @param from_output recompute the normalized input from the output (default false).
 /// @param dtype dtype of the input; `nullopt` (default) means the dtype of `source`.
 /// @param output_mask which gradients to compute (default: all).
-/// @return gradients of input, weight and bias, in their dtypes; undefined if not requested.
+/// @return gradients for input, weight and bias, with matching dtypes; undefined if not requested.
 /// @throws c10::Error naming the argument.
 TORCHFUSE_API std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
     const at::Tensor& grad_output, const at::Tensor& source, std::int64_t normalized_dims,

@@ -24,7 +24,7 @@ TORCHFUSE_API at::Tensor master_of_remainder(const at::Tensor& param, const at::
 TORCHFUSE_API at::Tensor remainder_of_master(const at::Tensor& master);
 
 /// Updates an fp32 master, in place, after a write to its 16-bit parameter. Elements that do not
-/// round to the parameter's value are set to that value; all others keep their bits. Steps call
+/// round to the parameter's value are set to that value; all others keep the old bits. Steps call
 /// this function after writes that autograd tracks. A `master` with dtype int16 is a remainder:
 /// elements that master_of_remainder() ignores become 0.
 /// @throws c10::Error for other dtypes or sizes.
@@ -32,8 +32,7 @@ TORCHFUSE_API void remake_master(const at::Tensor& param, const at::Tensor& mast
 
 /// Copies a master's value, in place, to a parameter that was converted to fp32 or fp64, for
 /// example by `model->to(torch::kFloat)`. Only elements equal to the rounded master are set.
-/// Elements that were written since keep their new value. A `master` with dtype int16 is a
-/// remainder.
+/// Elements that were written since keep the new value. A `master` with dtype int16 is a remainder.
 /// @throws c10::Error for other dtypes or sizes.
 TORCHFUSE_API void take_master(const at::Tensor& param, const at::Tensor& master);
 

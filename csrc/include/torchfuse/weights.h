@@ -22,7 +22,7 @@ namespace torchfuse {
 ///
 /// @param path file to write or replace; for a symbolic link, the link's target.
 /// @param module module to save, on any device.
-/// @param metadata strings by name (default: none). "format" defaults to "pt", which other readers
+/// @param metadata strings by name (default: none). "format" defaults to "pt", which some readers
 ///   require.
 /// @throws c10::ValueError naming the tensor if the format cannot store it; and for a folder,
 ///   device, pipe or socket as `path`.
@@ -34,15 +34,15 @@ TORCHFUSE_API void save_weights(const std::string& path, const torch::nn::Module
 /// file is read and compared with the module before any tensor changes. Values are converted to the
 /// module's dtypes and devices.
 ///
-/// If several names in the module refer to one parameter, the file may contain only one of the
-/// names, as files of Python's `safetensors.torch.save_model` do.
+/// If several names in the module refer to one parameter, a single name in the file is enough.
+/// Python's `safetensors.torch.save_model` writes such files.
 ///
 /// @param path file to read.
 /// @param module module to load into.
 /// @return the file's metadata.
 /// @throws c10::ValueError naming the file and the tensor: for a file that is missing, truncated or
 ///   in another format; for missing and unknown names; for other sizes; and for a module that
-///   cannot be written. In all these cases the module does not change.
+///   cannot be written. After an error, the module has not changed.
 TORCHFUSE_API std::map<std::string, std::string> load_weights(const std::string& path,
                                                               torch::nn::Module& module);
 

@@ -25,17 +25,17 @@ struct DistributedDataParallelOptions {
   /// Size in bytes of all other buckets. The parameter that reaches the size closes the bucket.
   TORCH_ARG(std::int64_t, bucket_bytes) = std::int64_t{25} << 20;
   /// Accept parameters without a gradient, at the cost of one more small collective. A parameter
-  /// that no rank used keeps its old gradient, or none.
+  /// that no rank used keeps the old gradient, or none.
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// Broadcast rank 0's buffers at the start of each forward() that records gradients, except in
-  /// no_sync() or while the previous forward() still waits for its backward().
+  /// no_sync() or while an earlier forward() still waits for backward().
   TORCH_ARG(bool, broadcast_buffers) = true;
   /// Returns true for modules whose own buffers are broadcast at construction only, such as
   /// SyncBatchNorm, whose buffers are equal on all ranks anyway. Empty: no such module.
   TORCH_ARG(std::function<bool(const torch::nn::Module&)>, keeps_buffers);
 };
 
-/// Keeps gradients local until the end of its scope; returned by DataParallelBase::no_sync().
+/// Keeps gradients local until the scope ends; returned by DataParallelBase::no_sync().
 class TORCHFUSE_API NoSync {
  public:
   ~NoSync();
@@ -105,17 +105,17 @@ class TORCHFUSE_API DataParallelBase {
 ///     }
 ///
 /// The constructor checks that all ranks have the same parameters and buffers, by name, shape and
-/// dtype, and copies rank 0's values to all ranks. The module must already be on its device, and
-/// its parameters must keep their shape, dtype and device. The caller still owns the module: save,
-/// load and evaluate the module itself.
+/// dtype, and copies rank 0's values to all ranks. The module must already be on the final device,
+/// and parameters must keep shape, dtype and device. The caller still owns the module: save, load
+/// and evaluate the module, not the wrapper.
 ///
-/// Gradients are views into buckets; each dtype and device has its own list of buckets. If a
+/// Gradients are views into buckets; each dtype and device has a separate list of buckets. If a
 /// gradient was replaced by another tensor, as after `zero_grad()`, that tensor is copied into the
-/// bucket when backward reaches the parameter, and a view replaces it. Other references to the old
-/// tensor do not see the average. All ranks reduce complete buckets in one order. After the first
-/// backward, buckets are rebuilt in the order in which rank 0's gradients arrived.
+/// bucket when backward reaches the parameter, and a view replaces that tensor. Other references to
+/// the old tensor do not see the average. All ranks reduce complete buckets in one order. After the
+/// first backward, buckets are rebuilt in the order in which rank 0's gradients arrived.
 ///
-/// backward() throws if no forward() of this object preceded, if a parameter gets no gradient
+/// backward() throws without a preceding forward() on the wrapper, if a parameter gets no gradient
 /// (unless `find_unused_parameters`), if backward reaches a parameter twice, for sparse gradients,
 /// and if a rank does not arrive within the group's timeout. `create_graph` is not supported,
 /// because averages have no graph.
@@ -125,7 +125,7 @@ template <class Module>
 class DistributedDataParallel : public DataParallelBase {
  public:
   /// @param module a module with the same parameters and buffers on all ranks.
-  /// @param group group whose ranks train together; it must outlive this object.
+  /// @param group group whose ranks train together; must outlive the wrapper.
   /// @param options see DistributedDataParallelOptions.
   /// @throws c10::ValueError if an option is out of range, if no parameter requires gradients, or
   ///   if modules differ between ranks.
@@ -143,7 +143,7 @@ class DistributedDataParallel : public DataParallelBase {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.ptr(), group, options) {}
 
-  /// Calls the module's forward(); the backward() of its result averages the gradients.
+  /// Calls the module's forward(); backward() on the result averages the gradients.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
     before_forward();

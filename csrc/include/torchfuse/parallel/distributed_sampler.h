@@ -16,18 +16,18 @@
 
 namespace torchfuse::parallel {
 
-/// Options of DistributedSampler. Names and defaults as in torch.utils.data.DistributedSampler.
+/// DistributedSampler options. Names and defaults as in torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
   TORCH_ARG(std::int64_t, num_replicas) = 1;  ///< number of processes
   TORCH_ARG(std::int64_t, rank) = 0;          ///< rank of this process, below num_replicas
   TORCH_ARG(bool, shuffle) = true;            ///< use a new order in each epoch
-  TORCH_ARG(std::int64_t, seed) = 0;          ///< seed of the order, equal in all processes
+  TORCH_ARG(std::int64_t, seed) = 0;          ///< shuffling seed, equal in all processes
   /// If the size is not a multiple of num_replicas, drop the last samples; false: repeat the first
   /// samples.
   TORCH_ARG(bool, drop_last) = false;
 };
 
-/// A sampler for torch::data that gives each process its share of a data set, with the same indices
+/// A sampler for torch::data that gives each process a share of the data set, with the same indices
 /// as Python's torch.utils.data.DistributedSampler. LibTorch's distributed samplers use a different
 /// random generator and give each process a contiguous range.
 ///
@@ -39,10 +39,10 @@ struct DistributedSamplerOptions {
 ///       for (auto& batch : *loader) ...
 ///     }
 ///
-/// A data loader keeps a copy of its sampler: copies share the epoch, not the position.
+/// Data loaders copy the sampler: copies share the epoch, not the position.
 class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  /// @param size number of samples in the data set, at least 1.
+  /// @param size data set size in samples, at least 1.
   /// @param options see DistributedSamplerOptions.
   /// @throws c10::ValueError for a size or an option out of range.
   explicit DistributedSampler(std::size_t size, const DistributedSamplerOptions& options = {});
@@ -52,18 +52,18 @@ class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<>
     if (epoch_->exchange(epoch) != epoch) *start_ = 0;
   }
   /// Sets the epoch, and makes the next reset() begin after the first `position` indices, unless
-  /// set_epoch() sets another epoch first. Copies of the sampler resume, too.
+  /// set_epoch() sets another epoch first. Copies resume, too.
   /// @throws c10::ValueError for a position above size().
   void resume(std::int64_t epoch, std::size_t position);
   /// Returns the epoch that set_epoch() set (initially 0).
   std::int64_t epoch() const { return *epoch_; }
-  /// Returns the number of indices in an epoch, equal in all processes.
+  /// Returns how many indices an epoch has, equal in all processes.
   std::size_t size() const;
   /// Returns this process's indices in the epoch that reset() began.
   const std::vector<std::size_t>& indices() const { return indices_; }
 
   /// Begins an epoch.
-  /// @param new_size new size of the data set; `nullopt` (default) keeps the size.
+  /// @param new_size new data set size; `nullopt` (default) keeps the size.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Returns the next `batch_size` indices, fewer at the end of the epoch, then `nullopt`.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
@@ -77,7 +77,7 @@ class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<>
   std::size_t data_size_;
   DistributedSamplerOptions options_;
   std::shared_ptr<std::atomic<std::int64_t>> epoch_;
-  std::shared_ptr<std::atomic<std::size_t>> start_;  ///< start of the next reset(), used once
+  std::shared_ptr<std::atomic<std::size_t>> start_;  ///< where the next reset() begins, once
   std::vector<std::size_t> indices_;
   std::size_t position_ = 0;
 };

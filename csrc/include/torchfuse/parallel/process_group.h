@@ -18,7 +18,7 @@ namespace torchfuse::parallel {
 
 /// Options of init_process_group(). Omitted values are read from torchrun's environment variables.
 struct ProcessGroupOptions {
-  /// "gloo" or "nccl"; `nullopt` (default) means nccl if this build supports NCCL and torch finds a
+  /// "gloo" or "nccl"; `nullopt` (default) means nccl if the build supports NCCL and torch finds a
   /// GPU, otherwise gloo.
   TORCH_ARG(std::optional<std::string>, backend);
   /// Timeout for joining and for every collective.
@@ -30,47 +30,47 @@ struct ProcessGroupOptions {
   TORCH_ARG(std::optional<std::int64_t>, local_rank);   ///< replaces LOCAL_RANK; falls back to rank
   TORCH_ARG(std::optional<std::string>, master_addr);   ///< replaces MASTER_ADDR
   TORCH_ARG(std::optional<std::int64_t>, master_port);  ///< replaces MASTER_PORT
-  /// Name for registering the group, and prefix for its keys in the store.
+  /// Registered name, and prefix for the group's keys in the store.
   TORCH_ARG(std::string, name) = "torchfuse";
 };
 
-/// Owns a c10d process group. While this object lives, the group is registered under its name:
+/// Owns a c10d process group. The group stays registered by name until close() or destruction:
 /// torchfuse::all_reduce_, `amp::GradScalerOptions().process_group(name)` and torch's functional
 /// collectives find the group by name.
 ///
-/// The destructor and close() first close the groups made by new_group(). Then they wait until all
-/// ranks are about to leave (up to ProcessGroupOptions::leave_timeout), unregister the name, shut
-/// the backend down and release the store. While an exception unwinds the stack, they do not wait,
-/// and abort the backend. Movable, not copyable.
+/// The destructor and close() first close the groups made by new_group(). Leaving then waits until
+/// all ranks are about to leave (up to ProcessGroupOptions::leave_timeout), unregisters the name,
+/// shuts the backend down and releases the store. While an exception unwinds the stack, leaving
+/// does not wait, and aborts the backend. Movable, not copyable.
 class TORCHFUSE_API ProcessGroup {
  public:
   ~ProcessGroup();
   /// Movable, not copyable.
   ProcessGroup(ProcessGroup&& other) noexcept;
-  /// Movable, not copyable. Closes the group that this object owned before.
+  /// Movable, not copyable. Closes the previously owned group.
   ProcessGroup& operator=(ProcessGroup&& other) noexcept;
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  std::int64_t rank() const;                  ///< this process's rank in this group
-  std::int64_t world_size() const;            ///< number of processes in this group
-  std::int64_t local_rank() const;            ///< rank on this machine: index of its GPU
+  std::int64_t rank() const;                  ///< rank in the group
+  std::int64_t world_size() const;            ///< number of processes in the group
+  std::int64_t local_rank() const;            ///< rank on the machine: index of the GPU to use
   const std::string& name() const;            ///< name under which the group is registered
   const std::string& backend() const;         ///< "gloo" or "nccl"
   std::chrono::milliseconds timeout() const;  ///< timeout of every collective
-  bool is_open() const noexcept;  ///< false after close() of this group or of its parent
+  bool is_open() const noexcept;              ///< false after close() here or on the parent group
   /// Returns the c10d group, for torch's functions.
   const c10::intrusive_ptr<c10d::ProcessGroup>& get() const;
 
-  /// Makes a group from some of this group's processes, with its own connections. All processes in
-  /// this group must call new_group() with equal `ranks`, in the same order of calls.
-  /// @param ranks ranks within this group, without duplicates. The list is sorted, and a rank's
-  ///   index in the sorted list is its rank in the new group.
+  /// Makes a group from a subset of processes, with new connections. All processes in the parent
+  /// group must call new_group() with equal `ranks`, in the same order.
+  /// @param ranks ranks within the parent group, without duplicates. The list is sorted, and the
+  ///   index in the sorted list becomes the rank in the new group.
   /// @return the new group; `nullopt` in a process that is not in `ranks`.
-  /// @throws c10::ValueError for ranks that are empty, duplicate or not in this group.
+  /// @throws c10::ValueError for ranks that are empty, duplicate or not in the parent group.
   std::optional<ProcessGroup> new_group(std::vector<std::int64_t> ranks);
 
-  /// Waits until all processes in this group have called barrier().
+  /// Waits until all processes in the group have called barrier().
   /// @throws c10::Error after the timeout, naming the group.
   void barrier();
   /// Leaves the group, as described for the destructor. A second call does nothing.
@@ -86,7 +86,8 @@ class TORCHFUSE_API ProcessGroup {
   std::shared_ptr<State> state_;
 };
 
-/// Joins the group of all processes that torchrun started. Each process calls it once.
+/// Joins the group of all processes that torchrun started. Each process calls init_process_group()
+/// once.
 ///
 ///     // torchrun --no-python --nproc-per-node 2 ./program
 ///     auto group = torchfuse::parallel::init_process_group();

@@ -29,7 +29,7 @@ class TORCHFUSE_API ShardedBase {
   friend class torchfuse::Checkpoint;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;  ///< parameter groups
   using StateDict = c10::impl::GenericDict;                       ///< in Python's layout
-  /// Returns state_dict() of the optimizer's class, with the shards' states.
+  /// Function that returns the optimizer class's state_dict(), with the shards' states.
   using StateOfShards = std::function<StateDict(const torchfuse::optim::FusedOptimizer&)>;
 
   /// Checks the parameters of `whole` on all ranks, and moves the parameters into flat memory.
@@ -40,22 +40,22 @@ class TORCHFUSE_API ShardedBase {
   /// Movable, not copyable.
   ShardedBase& operator=(ShardedBase&&) noexcept;
 
-  /// Returns the groups with this rank's parameter shards.
+  /// Returns the groups with the local parameter shards.
   Groups shard_groups(const Groups& whole) const;
   /// Returns the groups with uninitialized CPU tensors in the model's parameter shapes.
   Groups shape_groups(const Groups& of_shards) const;
-  /// Registers with an optimizer that its parameters are shards.
+  /// Registers with an optimizer that all parameters are shards.
   void attach(torchfuse::optim::FusedOptimizer& of_shards, StateOfShards state_of_shards) const;
   /// Throws, because all parameters must be given at construction.
   [[noreturn]] static void refuse_group();
-  /// Assigns the shards their gradients, updates the shards, and all-gathers the parameters.
+  /// Assigns gradients to the shards, updates the shards, and all-gathers the parameters.
   void step_shards(torchfuse::optim::FusedOptimizer& of_shards,
                    const std::function<void()>& update) const;
   /// Resets the gradients of the model's parameters.
   void zero_gradients(bool set_to_none) const;
   /// Returns the unsharded state dict; a collective.
   StateDict whole_state(const StateDict& of_shards) const;
-  /// Returns this rank's shard of an unsharded state dict.
+  /// Returns the local shard of an unsharded state dict.
   StateDict own_state(const StateDict& whole) const;
 
  private:
@@ -65,10 +65,10 @@ class TORCHFUSE_API ShardedBase {
   std::shared_ptr<Shards> shards_;
 };
 
-/// Shards a fused optimizer's states and step over the ranks of a group: ZeRO stage 1 (Rajbhandari
-/// et al. 2020). Every rank keeps all parameters and all gradients. Each of N ranks keeps the
-/// states for one N-th of the elements and updates these elements. One all-gather per dtype then
-/// copies the updated parameters to all ranks.
+/// Shards a fused optimizer's states and step over a process group: ZeRO stage 1 (Rajbhandari et
+/// al. 2020). Every rank keeps all parameters and all gradients. With N ranks, each rank keeps
+/// states for 1/N of the elements and updates only that shard. One all-gather per dtype then copies
+/// the updated parameters to all ranks.
 ///
 ///     torchfuse::parallel::DistributedDataParallel model(net, group);
 ///     torchfuse::parallel::ShardedOptimizer<torchfuse::optim::FusedAdam> optimizer(
@@ -76,15 +76,15 @@ class TORCHFUSE_API ShardedBase {
 ///
 /// Gradients must be equal on all ranks, as after DistributedDataParallel's backward. Results are
 /// bit-identical to the unsharded optimizer, except that norms over all elements (clipping, LAMB,
-/// LARS, NovoGrad) are summed over ranks, so their rounding depends on the number of ranks.
+/// LARS, NovoGrad) are summed over ranks, so rounding depends on the group size.
 ///
-/// ShardedOptimizer is an `Optimizer` over this rank's shards: `param_groups()` contains
+/// ShardedOptimizer is an `Optimizer` over the local shards: `param_groups()` contains
 /// one-dimensional views and the step's options. Learning-rate schedulers, amp::GradScaler,
 /// EmaWeights and Checkpoint accept a ShardedOptimizer. A Checkpoint needs the group.
 ///
 /// The model's parameters become views of flat memory and must stay there: move and convert the
-/// model before construction, and load values in place. Call zero_grad() of this class or of the
-/// model, not through a reference to a base class.
+/// model before construction, and load values in place. Call zero_grad() on a ShardedOptimizer or
+/// on the model, not through a reference to a base class.
 ///
 /// step(), EmaWeights, swap_ema_(), state_dict(), save() and load() are collectives: all ranks must
 /// call them.
@@ -95,10 +95,10 @@ class ShardedOptimizer : public ShardedBase, public Optimizer {
  public:
   using options_t = typename Optimizer::options_t;  ///< the options of the class
 
-  /// @param param_groups parameter groups of the model, equal on all ranks, with rank 0's values.
+  /// @param param_groups the model's parameter groups, equal on all ranks, with rank 0's values.
   ///   Groups without options use `defaults`.
   /// @param defaults hyper-parameters, and the optimizer-wide options.
-  /// @param group the ranks that share the states; it must outlive this object.
+  /// @param group the ranks that share the states; must outlive the optimizer.
   /// @throws c10::Error for options out of range, for write_back_grads, for parameters with gaps in
   ///   memory or listed twice, and if parameters or options differ between ranks. All ranks throw
   ///   the same error, and nothing changes.
@@ -124,7 +124,7 @@ class ShardedOptimizer : public ShardedBase, public Optimizer {
 
   /// Returns the unsharded state dict on every rank, equal to the unsharded optimizer's. The state
   /// dict loads into `Optimizer` in C++ and Python, and into ShardedOptimizer on any number of
-  /// ranks. Its tensors are on the CPU and share no memory with the optimizer.
+  /// ranks. All tensors are on the CPU and share no memory with the optimizer.
   c10::impl::GenericDict state_dict() const override {
     return whole_state(Optimizer::state_dict());
   }
