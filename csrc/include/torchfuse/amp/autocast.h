@@ -14,34 +14,34 @@ namespace torchfuse::amp {
 /// counterpart of `with torch.autocast(device_type, dtype)`.
 ///
 /// On exit, also by an exception, the guard restores the dtype, the enabled flag, the cache flag
-/// and the nesting level; the outermost guard also clears the cache of weight casts. Neither
-/// copyable nor movable: guards end in reverse order of their construction.
+/// and the nesting level. The outermost guard also clears the cache of weight casts. Guards are
+/// neither copyable nor movable, because they must end in reverse order of construction.
 ///
 ///     {
 ///       torchfuse::amp::AutocastGuard autocast(torch::kCUDA, torch::kHalf);
 ///       loss = torch::nll_loss(model->forward(data), target);
 ///     }
 ///
-/// Like torch's autocast state, a guard applies to its own thread only: a thread that is started
-/// inside the scope needs its own guard. Autograd runs backward passes without a guard; functions
-/// whose backward depends on autocast use CustomForward and CustomBackward.
+/// Like torch's autocast state, a guard applies to the current thread only. A thread that is
+/// started inside the scope needs another guard. Autograd runs backward passes without a guard. A
+/// function whose backward depends on autocast uses CustomForward and CustomBackward.
 class TORCHFUSE_API AutocastGuard {
  public:
   /// @param device_type kCPU or kCUDA.
-  /// @param dtype dtype of the low-precision ops, kHalf or kBFloat16; default: the device's current
-  ///   autocast dtype.
+  /// @param dtype dtype of the low-precision ops, kHalf or kBFloat16 (default: the device's current
+  ///   autocast dtype).
   /// @param enabled false turns autocast off, as disabled() does, and accepts any `dtype`.
-  /// @param cache_enabled whether to keep casts of weights until the outermost guard ends; default:
-  ///   unchanged.
-  /// @throws c10::Error for another device type or dtype, before anything is changed.
+  /// @param cache_enabled whether to keep weight casts until the outermost guard ends (default:
+  ///   unchanged).
+  /// @throws c10::Error for any other device type or dtype, before anything is changed.
   [[nodiscard]] explicit AutocastGuard(c10::DeviceType device_type,
                                        std::optional<c10::ScalarType> dtype = std::nullopt,
                                        bool enabled = true,
                                        std::optional<bool> cache_enabled = std::nullopt);
 
-  /// Returns a guard that turns autocast off, for full precision inside the scope of another guard:
-  /// the counterpart of `with torch.autocast(device_type, enabled=False)`. As in Python, tensors
-  /// from outside the scope keep their dtype and must be cast explicitly.
+  /// Returns a guard that turns autocast off, for full precision inside another guard's scope: the
+  /// counterpart of `with torch.autocast(device_type, enabled=False)`. As in Python, tensors from
+  /// outside the scope keep their dtype and must be cast explicitly.
   ///
   ///     const auto island = AutocastGuard::disabled(torch::kCUDA);
   ///     const torch::Tensor norm = features.to(torch::kFloat).square().sum();

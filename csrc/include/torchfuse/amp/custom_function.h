@@ -14,9 +14,9 @@
 
 namespace torchfuse::amp {
 
-/// Sets how forward() of a custom autograd function runs under autocast: the C++ counterpart of
-/// torch.amp.custom_fwd. Construct one at the start of forward(), and a CustomBackward at the start
-/// of backward().
+/// Sets how a custom autograd function's forward() runs under autocast: the C++ counterpart of
+/// torch.amp.custom_fwd. Construct a CustomForward at the start of forward(), and a CustomBackward
+/// at the start of backward().
 ///
 ///     struct Square : torch::autograd::Function<Square> {
 ///       static torch::Tensor forward(torch::autograd::AutogradContext* ctx, torch::Tensor x) {
@@ -32,39 +32,39 @@ namespace torchfuse::amp {
 ///       }
 ///     };
 ///
-/// Without `cast_inputs`, the function runs in its caller's autocast state. With `cast_inputs`, and
-/// if autocast is on, forward() runs with autocast off, on the inputs that it passes to cast(). If
-/// autocast is off, cast() returns its inputs unchanged.
+/// Without `cast_inputs`, the function runs in its caller's autocast state. With `cast_inputs`,
+/// forward() runs with autocast off if the caller had it on, and must pass its inputs to cast(). If
+/// the caller had autocast off, cast() returns its inputs unchanged.
 class TORCHFUSE_API CustomForward {
  public:
   /// @param ctx context of forward(); stores the autocast state for backward().
   /// @param device_type kCPU or kCUDA.
-  /// @param cast_inputs floating-point dtype for cast(); none: no casts.
-  /// @throws c10::Error for another device type, or a dtype that is not floating-point.
+  /// @param cast_inputs floating-point dtype for cast(). `nullopt` (default) disables casts.
+  /// @throws c10::Error for any other device type, or a dtype that is not floating-point.
   [[nodiscard]] CustomForward(torch::autograd::AutogradContext* ctx, c10::DeviceType device_type,
                               std::optional<c10::ScalarType> cast_inputs = std::nullopt);
 
-  /// Returns the tensor in the dtype `cast_inputs` if that was given, autocast was on, and the
-  /// tensor is fp32, fp16 or bf16 on a device of type `device_type`; otherwise the tensor itself.
-  /// The gradient has the tensor's own dtype.
+  /// Casts the tensor to `cast_inputs` if `cast_inputs` was given, autocast was on, and the tensor
+  /// is floating-point but not fp64, on a device of type `device_type`. Otherwise returns the
+  /// tensor itself. The gradient has the original tensor's dtype.
   at::Tensor cast(const at::Tensor& tensor) const;
-  /// Returns the result of cast() for each tensor.
+  /// Calls cast() for each tensor.
   std::vector<at::Tensor> cast(const std::vector<at::Tensor>& tensors) const;
-  /// Returns the result of cast() for the tensor, or none if there is no tensor.
+  /// Calls cast() for the tensor, or returns `nullopt` if there is no tensor.
   std::optional<at::Tensor> cast(const std::optional<at::Tensor>& tensor) const;
 
  private:
   c10::DeviceType device_type_;
-  std::optional<c10::ScalarType> cast_to_;  ///< none: inputs stay unchanged
+  std::optional<c10::ScalarType> cast_to_;  ///< `nullopt`: inputs stay unchanged
   std::optional<AutocastGuard> island_;
 };
 
-/// Restores in backward() the autocast state of forward(), on any of autograd's threads: the C++
-/// counterpart of torch.amp.custom_bwd. See CustomForward for an example.
+/// Restores forward()'s autocast state in backward(), on any autograd thread: the C++ counterpart
+/// of torch.amp.custom_bwd. See CustomForward for an example.
 class TORCHFUSE_API CustomBackward {
  public:
   /// @param ctx context of backward().
-  /// @param device_type device type that CustomForward was given.
+  /// @param device_type device type that was passed to CustomForward.
   /// @throws c10::Error if forward() constructed no CustomForward for this device type.
   [[nodiscard]] CustomBackward(torch::autograd::AutogradContext* ctx, c10::DeviceType device_type);
 

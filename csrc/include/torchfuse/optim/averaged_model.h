@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Averages of a model's weights beside any optimizer, and statistics of batch normalization for
-// them.
+// Weight averages for any optimizer, and batch normalization statistics for averaged weights.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -19,20 +18,20 @@ namespace torchfuse::optim {
 
 /// Options of an `AveragedModel`.
 struct TORCHFUSE_API AveragedModelOptions {
-  /// Of an exponential moving average, in [0, 1]; none: all updates count alike, which is
-  /// stochastic weight averaging.
+  /// Decay of an exponential moving average, in [0, 1]. `nullopt` (default) weights all updates
+  /// equally, which is stochastic weight averaging.
   TORCH_ARG(std::optional<double>, decay) = std::nullopt;
-  /// Whether floating-point buffers are averaged too; else they are the model's of the last update.
+  /// Averages floating-point buffers too. By default, an update copies the model's buffers.
   TORCH_ARG(bool, use_buffers) = false;
-  /// Where the averages are; none: where the model is.
+  /// Device of the averages. `nullopt` (default) means the devices of the model's tensors.
   TORCH_ARG(std::optional<c10::Device>, device) = std::nullopt;
 };
 
-/// A copy of a model with averages of its parameters, as Python's
+/// A copy of a model that holds averages of the model's parameters, like Python's
 /// `torch.optim.swa_utils.AveragedModel`:
 ///
 ///     average = decay * average + (1 - decay) * parameter      (exponential moving average)
-///     average = average + (parameter - average) / (n + 1)      (n updates before)
+///     average = average + (parameter - average) / (n + 1)      (equal weights, after n updates)
 ///
 ///     auto averaged = torchfuse::optim::AveragedModel(
 ///         *model, torchfuse::optim::AveragedModelOptions().decay(0.999));
@@ -43,28 +42,29 @@ struct TORCHFUSE_API AveragedModelOptions {
 ///     }
 ///     auto prediction = averaged.module()->as<Net>()->forward(data);
 ///
-/// The first update copies. The fused optimizers keep an exponential moving average in the step
-/// itself (`ema_decay`), which reads and writes less; this class is for other optimizers and for
-/// equal weights. It is a module of its own: checkpoints hold it under Python's names.
+/// The first update copies the model's values. For an exponential moving average with a fused
+/// optimizer, prefer the option `ema_decay`: the step itself then updates the averages, with less
+/// memory traffic. AveragedModel supports any optimizer, and also equal weights. Checkpoints store
+/// the module under Python's names.
 class TORCHFUSE_API AveragedModel : public torch::nn::Module {
  public:
-  /// @param model what is copied, with its dtypes: a `torch::nn::Cloneable`, as torch's own modules
-  ///   are. Torch's default generator is as before.
-  /// @param options decay, buffers and device.
-  /// @throws c10::ValueError for a decay outside [0, 1]; c10::Error for a model that cannot be
-  ///   cloned.
+  /// Clones the model with its dtypes. Does not advance torch's default CPU generator.
+  /// @param model a `torch::nn::Cloneable`, as torch's modules are.
+  /// @param options decay, buffers and device; see AveragedModelOptions.
+  /// @throws c10::ValueError for a decay outside [0, 1].
+  /// @throws c10::Error for a model that cannot be cloned.
   explicit AveragedModel(const torch::nn::Module& model, AveragedModelOptions options = {});
 
-  /// Adds the model's present weights to the averages. The averages keep their dtypes: after
-  /// `averaged.module()->to(torch::kFloat)` those of a bf16 model lose nothing to rounding. What is
-  /// the model under several names is averaged once.
-  /// @throws c10::ValueError if names or sizes of parameters or buffers are not those of the model
-  ///   that was copied; nothing is changed.
+  /// Adds the model's current weights to the averages. A tensor that the model registers under
+  /// several names is averaged once. The averages keep their dtypes: call
+  /// `averaged.module()->to(torch::kFloat)` once to average a bf16 model in fp32.
+  /// @throws c10::ValueError if names or sizes of parameters or buffers differ from the copied
+  ///   model; nothing is changed.
   void update_parameters(const torch::nn::Module& model);
 
-  /// The copy that holds the averages.
+  /// Returns the copy that holds the averages.
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return module_; }
-  /// Number of updates.
+  /// Returns the number of updates.
   [[nodiscard]] std::int64_t n_averaged() const;
 
  private:
@@ -73,18 +73,18 @@ class TORCHFUSE_API AveragedModel : public torch::nn::Module {
   at::Tensor n_averaged_;
 };
 
-/// While it lives, a module is in training mode, and its batch normalizations (torch's and
-/// SyncBatchNorm) average their statistics over all batches from the beginning. Then momenta and
-/// modes are as before.
+/// Sets a module to training mode and makes its batch normalization layers (torch's and
+/// SyncBatchNorm) compute cumulative averages over all batches, starting from reset statistics. The
+/// destructor restores momenta and modes. update_bn() uses this class.
 class TORCHFUSE_API BatchNormUpdate {
  public:
-  /// @param model which must outlive this object.
+  /// @param model module that outlives this object.
   explicit BatchNormUpdate(torch::nn::Module& model);
   ~BatchNormUpdate();
   BatchNormUpdate(const BatchNormUpdate&) = delete;
   BatchNormUpdate& operator=(const BatchNormUpdate&) = delete;
 
-  /// Whether there is a batch normalization with running statistics.
+  /// Returns whether a batch normalization layer tracks running statistics.
   [[nodiscard]] bool needed() const { return needed_; }
 
  private:
@@ -94,17 +94,17 @@ class TORCHFUSE_API BatchNormUpdate {
   std::vector<std::function<void()>> restore_;
 };
 
-/// Computes the running statistics of batch normalization anew, for averaged weights: those that
-/// were copied belong to the weights of one step. As Python's `torch.optim.swa_utils.update_bn`,
-/// without gradients. If there are no such statistics, nothing is read.
+/// Recomputes the running statistics of batch normalization layers for averaged weights, without
+/// gradients, like Python's `torch.optim.swa_utils.update_bn`. The copied statistics match the
+/// weights of a single step. If no layer tracks running statistics, the loader is not read.
 ///
 ///     torchfuse::optim::update_bn(loader, *averaged.module(), [&](const auto& batch) {
 ///       averaged.module()->as<Net>()->forward(batch.data);
 ///     });
 ///
-/// @param loader what a `for` loop takes.
-/// @param model whose statistics are computed.
-/// @param forward runs the model on one batch.
+/// @param loader range of batches.
+/// @param model module whose statistics are recomputed.
+/// @param forward callable that runs the model on one batch.
 template <typename Loader, typename Forward>
 void update_bn(Loader&& loader, torch::nn::Module& model, Forward&& forward) {
   const at::NoGradGuard no_grad;

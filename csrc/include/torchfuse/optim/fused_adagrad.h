@@ -10,26 +10,26 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedAdagrad, with the names and defaults of torch::optim::Adagrad and
+/// FusedAdagrad's hyper-parameters, with names and defaults from torch::optim::Adagrad and
 /// apex.optimizers.FusedAdagrad.
 struct TORCHFUSE_API FusedAdagradOptions : public FusedOptionsOf<FusedAdagradOptions> {
   /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedAdagradOptions(double lr = 1e-2) : FusedOptionsOf(lr) {}
 
-  TORCH_ARG(double, lr_decay) = 0.0;                   ///< lr / (1 + (step - 1) lr_decay), >= 0
-  TORCH_ARG(double, eps) = 1e-10;                      ///< added to the denominator, >= 0
-  TORCH_ARG(double, weight_decay) = 0.0;               ///< weight decay, >= 0
+  TORCH_ARG(double, lr_decay) = 0.0;      ///< divides lr by 1 + (step - 1) lr_decay; >= 0
+  TORCH_ARG(double, eps) = 1e-10;         ///< added to the denominator, >= 0
+  TORCH_ARG(double, weight_decay) = 0.0;  ///< weight decay, >= 0
   TORCH_ARG(double, initial_accumulator_value) = 0.0;  ///< initial value of `sum`, >= 0
   TORCH_ARG(bool,
-            adagrad_w_mode) = false;  ///< decoupled decay; false: L2, as torch::optim::Adagrad
+            adagrad_w_mode) = false;  ///< decoupled decay; false: L2, as in torch
   TORCH_ARG(bool, maximize) = false;  ///< ascend instead of descend
 };
 
-/// State of one parameter, with the names of torch.optim.Adagrad.
+/// Per-parameter state, with names from torch.optim.Adagrad.
 struct TORCHFUSE_API FusedAdagradParamState
     : public FusedParamStateOf<FusedAdagradParamState, FusedAdagradOptions> {
-  TORCH_ARG(torch::Tensor, sum) = {};  ///< sum of the squared gradients
+  TORCH_ARG(torch::Tensor, sum) = {};  ///< sum of squared gradients
 };
 
 extern template struct FusedOptionsOf<FusedAdagradOptions>;

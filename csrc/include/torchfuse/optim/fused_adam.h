@@ -13,7 +13,7 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedAdam, with the names and defaults of apex.optimizers.FusedAdam.
+/// FusedAdam's hyper-parameters, with names and defaults from apex.optimizers.FusedAdam.
 struct TORCHFUSE_API FusedAdamOptions : public FusedOptionsOf<FusedAdamOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
@@ -25,21 +25,21 @@ struct TORCHFUSE_API FusedAdamOptions : public FusedOptionsOf<FusedAdamOptions> 
   TORCH_ARG(double, eps) = 1e-8;                            ///< added to the denominator, >= 0
   TORCH_ARG(double, weight_decay) = 0.0;                    ///< weight decay, >= 0
   TORCH_ARG(bool, bias_correction) = true;                  ///< divide the moments by 1 - beta^step
-  TORCH_ARG(bool, adam_w_mode) = true;  ///< decoupled decay; false: L2, as torch::optim::Adam
-  TORCH_ARG(bool, amsgrad) = false;     ///< running maximum of the second moment
+  TORCH_ARG(bool, adam_w_mode) = true;  ///< decoupled decay; false: L2, as in torch::optim::Adam
+  TORCH_ARG(bool, amsgrad) = false;     ///< use the running maximum of exp_avg_sq
   TORCH_ARG(bool, maximize) = false;    ///< ascend instead of descend
-  /// Dtype of exp_avg. None: `state_dtype`.
+  /// Dtype of exp_avg. `nullopt` (default) means `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
-  /// Dtype of exp_avg_sq and max_exp_avg_sq. None: `state_dtype`.
+  /// Dtype of exp_avg_sq and max_exp_avg_sq. `nullopt` (default) means `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
 };
 
-/// State of one parameter, with the names of torch.optim.Adam.
+/// Per-parameter state, with names from torch.optim.Adam.
 struct TORCHFUSE_API FusedAdamParamState
     : public FusedParamStateOf<FusedAdamParamState, FusedAdamOptions> {
-  TORCH_ARG(torch::Tensor, exp_avg) = {};         ///< decaying mean of the gradients
-  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};      ///< decaying mean of the squared gradients
-  TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};  ///< maximum of exp_avg_sq, with amsgrad only
+  TORCH_ARG(torch::Tensor, exp_avg) = {};         ///< moving average of gradients
+  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};      ///< moving average of squared gradients
+  TORCH_ARG(torch::Tensor, max_exp_avg_sq) = {};  ///< maximum of exp_avg_sq; only with amsgrad
 };
 
 extern template struct FusedOptionsOf<FusedAdamOptions>;

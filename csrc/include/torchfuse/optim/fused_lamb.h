@@ -13,8 +13,8 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedLAMB, with the names and defaults of apex.optimizers.FusedLAMB; the
-/// default of max_grad_norm is 1.
+/// FusedLAMB's hyper-parameters, with names and defaults from apex.optimizers.FusedLAMB.
+/// max_grad_norm is 1 by default.
 struct TORCHFUSE_API FusedLAMBOptions : public FusedOptionsOf<FusedLAMBOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
@@ -26,32 +26,32 @@ struct TORCHFUSE_API FusedLAMBOptions : public FusedOptionsOf<FusedLAMBOptions> 
   TORCH_ARG(double, eps) = 1e-6;                            ///< added to the denominator, >= 0
   TORCH_ARG(double, weight_decay) = 0.01;                   ///< weight decay, >= 0
   TORCH_ARG(double, min_trust_ratio) = 0.0;                 ///< trust ratio's lower bound, >= 0
-  /// Upper bound of the trust ratio, at least `min_trust_ratio`. None: no bound.
+  /// Upper bound of the trust ratio, at least `min_trust_ratio`. `nullopt` (default) sets no bound.
   TORCH_ARG(std::optional<double>, max_trust_ratio) = std::nullopt;
   TORCH_ARG(bool, bias_correction) = true;  ///< divide the moments by 1 - beta^step
   TORCH_ARG(bool, adam_w_mode) = true;      ///< decoupled decay; false: L2
   TORCH_ARG(bool, grad_averaging) = true;   ///< weight gradients by 1 - betas[0]; false: by 1
-  TORCH_ARG(bool, use_nvlamb) = false;      ///< use the trust ratio also without weight decay
+  TORCH_ARG(bool, use_nvlamb) = false;      ///< use the trust ratio even if weight_decay is 0
   TORCH_ARG(bool, maximize) = false;        ///< ascend instead of descend
-  /// Dtype of exp_avg. None: `state_dtype`.
+  /// Dtype of exp_avg. `nullopt` (default) means `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
-  /// Dtype of exp_avg_sq. None: `state_dtype`.
+  /// Dtype of exp_avg_sq. `nullopt` (default) means `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_sq_dtype) = std::nullopt;
 };
 
-/// State of one parameter, with the names of torch.optim.Adam.
+/// Per-parameter state, with names from torch.optim.Adam.
 struct TORCHFUSE_API FusedLAMBParamState
     : public FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions> {
-  TORCH_ARG(torch::Tensor, exp_avg) = {};     ///< decaying mean of the gradients
-  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};  ///< decaying mean of the squared gradients
+  TORCH_ARG(torch::Tensor, exp_avg) = {};     ///< moving average of gradients
+  TORCH_ARG(torch::Tensor, exp_avg_sq) = {};  ///< moving average of squared gradients
 };
 
 extern template struct FusedOptionsOf<FusedLAMBOptions>;
 extern template struct FusedParamStateOf<FusedLAMBParamState, FusedLAMBOptions>;
 extern template class FusedOptimizerOf<FusedLAMBOptions, FusedLAMBParamState>;
 
-/// The LAMB optimizer; see torchfuse::fused_lamb_() for the formula. Moments are fp32 for fp16 and
-/// bf16 parameters, unless the dtype options are set.
+/// LAMB in fused passes; see torchfuse::fused_lamb_() for the formula. Moments are fp32 for fp16
+/// and bf16 parameters, unless the dtype options are set.
 ///
 ///     using torchfuse::optim::FusedLAMB;
 ///     using torchfuse::optim::FusedLAMBOptions;

@@ -10,21 +10,21 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedLARS.
+/// FusedLARS's hyper-parameters.
 struct TORCHFUSE_API FusedLARSOptions : public FusedOptionsOf<FusedLARSOptions> {
   /// Converts a learning rate to options, as torch's options do.
   // NOLINTNEXTLINE(google-explicit-constructor)
   FusedLARSOptions(double lr = 1.0) : FusedOptionsOf(lr) {}
 
-  TORCH_ARG(double, momentum) = 0.9;             ///< decay rate of the buffer, >= 0
+  TORCH_ARG(double, momentum) = 0.9;             ///< decay rate of the momentum buffer, >= 0
   TORCH_ARG(double, weight_decay) = 0.0;         ///< L2 regularization, >= 0
-  TORCH_ARG(double, trust_coefficient) = 0.001;  ///< factor of the local learning rate, >= 0
+  TORCH_ARG(double, trust_coefficient) = 0.001;  ///< multiplies the local learning rate; >= 0
   TORCH_ARG(double, eps) = 1e-8;                 ///< added to the denominator, >= 0
   TORCH_ARG(bool, nesterov) = false;             ///< Nesterov momentum; requires momentum > 0
   TORCH_ARG(bool, maximize) = false;             ///< ascend instead of descend
 };
 
-/// State of one parameter.
+/// Per-parameter state.
 struct TORCHFUSE_API FusedLARSParamState
     : public FusedParamStateOf<FusedLARSParamState, FusedLARSOptions> {
   TORCH_ARG(torch::Tensor, momentum_buffer) = {};  ///< decaying sum of updates, including lr
@@ -35,7 +35,8 @@ extern template struct FusedParamStateOf<FusedLARSParamState, FusedLARSOptions>;
 extern template class FusedOptimizerOf<FusedLARSOptions, FusedLARSParamState>;
 
 /// LARS in two fused passes; see torchfuse::fused_lars_() for the formula. The momentum buffer
-/// includes the learning rate. It is fp32 for 16-bit parameters, unless `state_dtype` is set.
+/// includes the learning rate. The buffer is fp32 for fp16 and bf16 parameters, unless
+/// `state_dtype` is set.
 ///
 ///     using torchfuse::optim::FusedLARS;
 ///     using torchfuse::optim::FusedLARSOptions;

@@ -13,7 +13,7 @@
 
 namespace torchfuse::optim {
 
-/// Hyper-parameters of FusedNovoGrad, with the names of apex.optimizers.FusedNovoGrad.
+/// FusedNovoGrad's hyper-parameters, with names from apex.optimizers.FusedNovoGrad.
 struct TORCHFUSE_API FusedNovoGradOptions : public FusedOptionsOf<FusedNovoGradOptions> {
   using betas_t = std::tuple<double, double>;  ///< as in torch::optim::AdamOptions
 
@@ -24,21 +24,21 @@ struct TORCHFUSE_API FusedNovoGradOptions : public FusedOptionsOf<FusedNovoGradO
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);  ///< decay rates, in [0, 1)
   TORCH_ARG(double, eps) = 1e-8;                            ///< added to the denominator, >= 0
   TORCH_ARG(double, weight_decay) = 0.0;                    ///< weight decay, >= 0
-  TORCH_ARG(bool, bias_correction) = true;                  ///< correct moments and norms for bias
-  TORCH_ARG(bool, reg_inside_moment) = false;  ///< normalize and decay before the moment
+  TORCH_ARG(bool, bias_correction) = true;     ///< divide moments and norms by the bias corrections
+  TORCH_ARG(bool, reg_inside_moment) = false;  ///< normalize and decay before averaging
   TORCH_ARG(bool, grad_averaging) = true;      ///< weight gradients by 1 - betas[0]; false: by 1
-  TORCH_ARG(std::int64_t, norm_type) = 2;      ///< 2: L2 norm; 0: largest magnitude
-  TORCH_ARG(bool, init_zero) = false;          ///< start with norm 0, not the first gradient's
-  TORCH_ARG(bool, maximize) = false;           ///< ascend instead of descend
-  /// Dtype of exp_avg. None: `state_dtype`.
+  TORCH_ARG(std::int64_t, norm_type) = 2;      ///< 2: L2 norm; 0: maximum norm
+  TORCH_ARG(bool, init_zero) = false;  ///< initialize exp_avg_norm to 0, not to the first norm
+  TORCH_ARG(bool, maximize) = false;   ///< ascend instead of descend
+  /// Dtype of exp_avg. `nullopt` (default) means `state_dtype`.
   TORCH_ARG(std::optional<at::ScalarType>, exp_avg_dtype) = std::nullopt;
 };
 
-/// State of one parameter.
+/// Per-parameter state.
 struct TORCHFUSE_API FusedNovoGradParamState
     : public FusedParamStateOf<FusedNovoGradParamState, FusedNovoGradOptions> {
-  TORCH_ARG(torch::Tensor, exp_avg) = {};  ///< decaying mean of the gradients
-  /// 0-dim: running norm of the gradient, not its square; fp64 for fp64 parameters, else fp32.
+  TORCH_ARG(torch::Tensor, exp_avg) = {};  ///< moving average of gradients
+  /// Running gradient norm (not squared): 0-dim, fp64 for fp64 parameters, else fp32.
   TORCH_ARG(torch::Tensor, exp_avg_norm) = {};
 };
 
@@ -46,9 +46,9 @@ extern template struct FusedOptionsOf<FusedNovoGradOptions>;
 extern template struct FusedParamStateOf<FusedNovoGradParamState, FusedNovoGradOptions>;
 extern template class FusedOptimizerOf<FusedNovoGradOptions, FusedNovoGradParamState>;
 
-/// NovoGrad in two fused passes, with one running norm for each tensor; see
-/// torchfuse::fused_novograd_() for the formula. Moments are fp32 for fp16 and bf16 parameters,
-/// unless the dtype options are set, which do not apply to the norms.
+/// NovoGrad in two fused passes, with one running norm per parameter; see
+/// torchfuse::fused_novograd_() for the formula. `exp_avg` is fp32 for fp16 and bf16 parameters,
+/// unless the dtype options are set. The dtype options do not apply to the norms.
 ///
 ///     using torchfuse::optim::FusedNovoGrad;
 ///     using torchfuse::optim::FusedNovoGradOptions;

@@ -27,28 +27,28 @@ class ShardedBase;
 
 namespace torchfuse::optim {
 
-/// Scaling that one step of a fused optimizer must apply. amp::GradScaler sets it around step().
+/// Loss scaling of one step(). amp::GradScaler sets the request before step() and removes it after.
 struct ScalingRequest {
   std::optional<at::Tensor> grad_scale;  ///< loss scale of the gradients
-  std::optional<at::Tensor> found_inf;   ///< non-zero skips the step; set if `check` finds overflow
-  bool check = false;                    ///< look for non-finite gradients inside the step
-  bool found_inf_is_output = false;      ///< the next step sets it, whatever it was
+  std::optional<at::Tensor> found_inf;   ///< non-zero skips the step; `check` sets it on overflow
+  bool check = false;                    ///< check for non-finite gradients inside the step
+  bool found_inf_is_output = false;      ///< the step overwrites `found_inf` with 0 or 1
 };
 
 class EmaWeights;
 
 /// Base of all fused optimizers: a torch::optim::Optimizer whose step() is one FusedStep call.
 ///
-/// amp::GradScaler recognizes optimizers by this base class and drives them without reading
-/// anything back to the host. State tensors may be replaced and options edited between steps: every
-/// step reads them again, and tensors that were replaced are not kept alive.
+/// amp::GradScaler recognizes this base class and steps the optimizer without synchronizing with
+/// the device. Between steps, a program may replace state tensors and edit options, because every
+/// step reads both again. Replaced tensors are not kept alive.
 ///
-/// Several threads may call step(), grad_norm() and last_step_skipped() at the same time: each call
-/// waits for the others. All other calls, and edits of parameters, states and options, are allowed
-/// from one thread at a time and not during a step.
+/// Several threads may call step(), grad_norm() and last_step_skipped() concurrently; a lock runs
+/// the calls one after another. All other calls, and edits of parameters, states and options, are
+/// allowed from one thread at a time and not during a step.
 class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
  public:
-  /// Constructs an optimizer. Groups keep their own options; groups without any get `defaults`.
+  /// Constructs an optimizer. Groups keep their options; groups without options get `defaults`.
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
   ~FusedOptimizer() override;
@@ -57,62 +57,74 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Movable, not copyable.
   FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
 
-  /// Adds a group with its own options, or with the defaults if it has none. Call it on the fused
-  /// optimizer: through a reference to the base class, torch 2.15 gives the group the defaults,
-  /// because it does not know the options of torchfuse.
+  /// Adds a group. A group without options gets the defaults. Do not call add_param_group() through
+  /// a reference to torch::optim::Optimizer: torch 2.15 then replaces the group's options with the
+  /// defaults, because torch does not know torchfuse's option types.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  /// Updates every parameter that has a gradient. Calls `closure` first, with gradients enabled,
-  /// and returns its value; throws for a closure while a scaler drives the step.
-  /// @throws c10::Error for options out of range, for invalid tensors, naming the parameter's group
-  ///   and index, and for a step within a step of the same optimizer.
+  /// Updates every parameter that has a gradient.
+  /// @param closure called before the update, with gradients enabled (default: none).
+  /// @return the closure's value; undefined without a closure.
+  /// @throws c10::Error for options out of range, for invalid tensors (naming the parameter's group
+  ///   and index), for a closure while a scaler drives the step, and for a call from inside a step
+  ///   of the same optimizer.
   torch::Tensor step(LossClosure closure = nullptr) final;
 
   /// Updates the fp32 masters of 16-bit parameters after writes that autograd does not track, such
-  /// as writes through `.data()`: see torchfuse::remake_master(). Other writes need no call.
+  /// as writes through `.data()`; see torchfuse::remake_master(). After tracked writes, the next
+  /// step updates the masters.
   void remake_masters();
 
-  /// Sets the names of process groups whose processes step other parameters of one model, as the
-  /// stages of a pipeline do: norm, clipping and the decision to skip a step become those of all
-  /// gradients. All processes give groups in the same order, and make the same steps and calls of a
-  /// scaler, with gradients or without. A parameter that several of them have counts as often. Not
-  /// part of what is saved. An empty list ends it.
-  /// @throws c10::Error if a name is given twice, names no group of this process, or the
-  ///   group of a ShardedOptimizer.
+  /// Sets process groups whose ranks step other parameters of the same model, as pipeline stages
+  /// do. The gradient norm, clipping and the decision to skip a step then cover all ranks'
+  /// gradients.
+  ///
+  /// All ranks must pass the groups in the same order and make the same step() and scaler calls,
+  /// with or without gradients. A parameter on k ranks contributes k times to the norm. Norm groups
+  /// are not saved.
+  ///
+  /// @param names names of process groups; an empty list disables norm groups.
+  /// @throws c10::Error if a name is given twice, is unknown to this process, or names the group of
+  ///   a ShardedOptimizer.
   void set_norm_groups(std::vector<std::string> names);
 
-  /// Sets a threshold that the device reads in every step, such as a running statistic of norms, in
-  /// the place of the option skip_norm_above. Not part of what is saved.
-  /// @param threshold one element of fp32 or fp64, which may be written between steps. Undefined:
-  ///   the option holds again.
-  /// @throws c10::ValueError for another tensor.
+  /// Sets a threshold on the device that replaces the option skip_norm_above, such as a running
+  /// statistic of norms. Every step reads the threshold's current value. The threshold is not
+  /// saved.
+  /// @param threshold 1-element fp32 or fp64 tensor. An undefined tensor restores the option.
+  /// @throws c10::ValueError for any other tensor.
   void set_skip_norm_above(at::Tensor threshold);
 
-  /// Exchanges the parameters and their averages in place, or exchanges them back: see
-  /// torchfuse::swap_ema_(). Evaluate or save the model in between, in its dtype; until the second
-  /// call the optimizer takes no step, makes no masters, and saves and loads no state. Parameters
-  /// that have not been stepped have no average and keep their values. EmaWeights makes both calls.
-  /// @throws c10::Error if ema_decay is none; and if a parameter's dtype or sizes have changed
-  ///   since the first call: convert it back and call again.
+  /// Exchanges the parameters and their averages in place; a second call exchanges them back. See
+  /// torchfuse::swap_ema_(). EmaWeights makes both calls.
+  ///
+  /// Evaluate or save the model between the two calls, without changing its dtype. Until the second
+  /// call, step(), remake_masters(), and saving or loading the optimizer's state throw. A parameter
+  /// that was never stepped has no average and keeps its value.
+  ///
+  /// @throws c10::Error if ema_decay is `nullopt`, or if a parameter's dtype or sizes changed since
+  ///   the first call. To recover, convert the parameter back and call swap_ema_() again.
   void swap_ema_();
 
-  /// Returns the state in the layout of `state_dict()` of Python's class of the same name: "state",
-  /// a dictionary from a parameter's index to the names and tensors of its state, and
-  /// "param_groups", a list of dictionaries of options. Tensors share memory with the optimizer.
+  /// Returns the state in the layout that `state_dict()` has in the Python class of the same name.
+  /// "state" maps a parameter's index to a dictionary of state tensors. "param_groups" is a list of
+  /// option dictionaries. The tensors share memory with the optimizer.
   virtual c10::impl::GenericDict state_dict() const = 0;
-  /// Checks a state_dict() of C++ or Python, and returns the function that replaces options and
-  /// states by copies of what it holds. Call that function at most once, before the next step.
+  /// Checks a C++ or Python state dict. Returns a function that replaces options and states with
+  /// copies of the checked values. Call the function at most once, before the next step.
   /// @throws c10::ValueError naming the group or parameter and the key; nothing is changed.
   virtual std::function<void()> prepare_state_dict(const c10::impl::GenericDict& state_dict) = 0;
-  /// Loads a state_dict() of C++ or Python: all of it or, after an exception, nothing.
+  /// Loads a C++ or Python state dict. After an exception the optimizer is unchanged.
   void load_state_dict(const c10::impl::GenericDict& state_dict) {
     prepare_state_dict(state_dict)();
   }
 
-  /// Returns the L2 norm of the last step's unscaled gradients (0-dim fp32, on the device): NaN if
-  /// the step neither clipped nor checked, else 0 without gradients. Undefined before a step.
+  /// Returns the L2 norm of the last step's unscaled gradients (0-dim fp32, on the device). The
+  /// norm is NaN if the step neither clipped nor checked, and otherwise 0 if there were no
+  /// gradients. Undefined before the first step.
   at::Tensor grad_norm() const;
-  /// Returns 1 after a skipped step, else 0 (0-dim fp32, on the device). Undefined before a step.
+  /// Returns 1 after a skipped step, else 0 (0-dim fp32, on the device). Undefined before the first
+  /// step.
   at::Tensor last_step_skipped() const;
 
  protected:
@@ -121,15 +133,15 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   friend class torchfuse::Checkpoint;
   friend class torchfuse::parallel::ShardedBase;
 
-  /// Returns the name of the class, for error messages.
+  /// Returns the class name, for error messages.
   virtual const char* name() const = 0;
-  /// Returns the name of the algorithm, for FusedStep.
+  /// Returns the algorithm's name, for FusedStep.
   virtual const char* algorithm() const = 0;
-  /// Throws if options are out of range, of another optimizer's type, or differ from the defaults
-  /// where the option is optimizer-wide. `group` is the group's index, none for the defaults.
+  /// Throws if options are out of range, have another optimizer's type, or differ from the defaults
+  /// in an optimizer-wide option. `group` is the group's index; `nullopt` means the defaults.
   virtual void check_options(const torch::optim::OptimizerOptions& options,
                              std::optional<std::size_t> group) const = 0;
-  /// Returns the values for one parameter group, in the order of FusedStep::hyper_params().
+  /// Returns one group's values, in the order of FusedStep::hyper_params().
   virtual std::vector<HyperParam> hyper_params(
       const torch::optim::OptimizerOptions& options) const = 0;
   /// Returns all options as text: "lr=0.001, betas=(0.9, 0.999), ...".
@@ -137,36 +149,36 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// Returns the optimizer-wide options of a step without a scaler.
   virtual FusedStepOptions step_options() const = 0;
 
-  /// Returns a slot with the tensors of `state` (null: no state yet). Creates missing tensors, but
-  /// `step` may stay undefined.
+  /// Returns a slot with the tensors of `state`; null means that there is no state yet. Creates
+  /// missing tensors, except `step`, which may stay undefined.
   virtual FusedSlot make_slot(const at::Tensor& param,
                               const torch::optim::OptimizerParamState* state,
                               const torch::optim::OptimizerOptions& options) const = 0;
   /// Stores the slot's tensors in the parameter's state.
   virtual void store_slot(const FusedSlot& slot) = 0;
-  /// Fills `slot` with the tensors of `state` that `options` require. Returns false if one is
-  /// missing, or if there is a master that `options` do not require.
+  /// Fills `slot` with the tensors of `state` that `options` require. Returns false if a required
+  /// tensor is missing, or if there is a master that `options` do not require.
   virtual bool borrow_state(const at::Tensor& param, const torch::optim::OptimizerParamState& state,
                             const torch::optim::OptimizerOptions& options,
                             SlotTensors& slot) const = 0;
   /// Returns whether parameters with these options are rounded stochastically.
   virtual bool rounds_stochastically(const torch::optim::OptimizerOptions& options) const = 0;
 
-  /// Calls `update`, which steps the parameters. A class whose parameters are shards of a model's
-  /// does before and after it what makes them parts of one step.
+  /// Calls `update`, which steps the parameters. ShardedOptimizer's override passes the gradients
+  /// to the shards before the update and gathers the parameters after the update.
   virtual void around_step(const std::function<void()>& update);
 
-  /// Throws, naming `action`, while the averages are in the parameters' place.
+  /// Throws, naming `action`, while the parameters contain their averages.
   void refuse_swapped(const char* action) const;
-  /// Makes the next step build a new plan; call it after replacing the whole state.
+  /// Makes the next step build a new plan. Call this function after replacing all states.
   void invalidate_plan();
-  /// Returns "param_groups[<group>]", or "defaults" for none.
+  /// Returns "param_groups[<group>]", or "defaults" for `nullopt`.
   static std::string options_name(std::optional<std::size_t> group);
   /// Returns `param_groups`; throws if a group holds an undefined tensor.
   static const std::vector<torch::optim::OptimizerParamGroup>& checked_groups(
       const char* name, const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
 
-  /// Request of the scaler that drives the current step; none outside such a step.
+  /// Request of the scaler that drives the current step; `nullopt` outside such a step.
   std::optional<ScalingRequest> scaling_;
 
  private:
@@ -174,31 +186,38 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   bool borrow_slots(std::vector<SlotTensors>& slots) const;
   void build_plan();
   void fused_update();
-  /// One line for each group and one for the defaults.
+  /// Returns one line per group, and then a line for the defaults.
   std::vector<std::string> described_options() const;
-  /// The groups whose parameters hold the gradients: `param_groups()`, or the model's groups if
-  /// these parameters are parts of the model's.
+  /// Returns the groups whose parameters hold the gradients: `param_groups()`, or the model's
+  /// groups if the optimizer's parameters are shards.
   const std::vector<torch::optim::OptimizerParamGroup>& groups_with_gradients() const;
-  /// Combines flags over the norm groups, so that an overflow in one process counts in all.
+  /// Combines flags over the norm groups, so that an overflow on one rank skips the step on all.
   void agree_on_overflow(std::vector<at::Tensor>& flags) const;
-  /// Device of the first of them that has a gradient; none if none has one. A process that shares
-  /// its norm with others takes part without a gradient too.
+  /// Returns the device of the first parameter with a gradient, or `nullopt`. With norm groups,
+  /// returns norm_device(), because every rank takes part in the reduction, with or without
+  /// gradients.
   std::optional<at::Device> device_of_grads() const;
-  /// Device of the first parameter.
+  /// Returns the first parameter's device, or the CPU if there are no parameters.
   at::Device norm_device() const;
 
   struct Impl;
-  std::shared_ptr<Impl> impl_;  ///< shared with EmaWeights alone
+  std::shared_ptr<Impl> impl_;  ///< shared only with EmaWeights
 };
 
-/// Puts the averages in the parameters' place for as long as it lives, as swap_ema_() does. The
-/// optimizer may be moved or end before it.
+/// Exchanges the parameters and their averages for the duration of a scope; see
+/// FusedOptimizer::swap_ema_(). The optimizer may be moved or destroyed before the scope ends.
+///
+///     {
+///       const torchfuse::optim::EmaWeights averages(optimizer);
+///       validate(model);
+///     }
 class TORCHFUSE_API EmaWeights {
  public:
-  /// @throws c10::Error if the averages are in the parameters' place already, or ema_decay is none.
+  /// @throws c10::Error if the parameters already contain their averages, or if ema_decay is
+  ///   `nullopt`.
   [[nodiscard]] explicit EmaWeights(FusedOptimizer& optimizer);
-  /// Restores the parameters. Warns if that fails, as after the model was converted to another
-  /// dtype; then the optimizer refuses steps until swap_ema_() restores them.
+  /// Restores the parameters. Warns on failure, for example if the model was converted to another
+  /// dtype. After a failure, step() throws until swap_ema_() has restored the parameters.
   ~EmaWeights();
   EmaWeights(const EmaWeights&) = delete;
   EmaWeights& operator=(const EmaWeights&) = delete;
@@ -206,33 +225,36 @@ class TORCHFUSE_API EmaWeights {
   EmaWeights& operator=(EmaWeights&&) = delete;
 
  private:
-  const char* name_;  ///< of the optimizer's class
+  const char* name_;  ///< name of the optimizer's class
   std::shared_ptr<FusedOptimizer::Impl> impl_;
 };
 
-/// Implementation of a fused optimizer with given types of options and per-parameter states.
-/// Defined for the optimizers of torchfuse only.
+/// Implementation of a fused optimizer, given its types for options and per-parameter state.
+/// Instantiated for torchfuse's optimizers only.
 template <class Options, class State>
 class TORCHFUSE_API FusedOptimizerOf : public FusedOptimizer {
  public:
-  using options_t = Options;  ///< the options of the class
+  using options_t = Options;  ///< options of the class
 
-  /// @param param_groups groups without options of their own get `defaults`.
-  /// @param defaults hyper-parameters, and the optimizer-wide options.
+  /// @param param_groups parameter groups; a group without options gets `defaults`.
+  /// @param defaults hyper-parameters and optimizer-wide options.
   /// @throws c10::Error for options out of range, naming the option and the group.
   explicit FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                             Options defaults = {});
-  /// Constructs an optimizer of one group of parameters. Throws for options out of range.
+  /// Constructs an optimizer with one parameter group.
+  /// @throws c10::Error for options out of range, naming the option.
   explicit FusedOptimizerOf(std::vector<torch::Tensor> params, Options defaults = {});
 
-  /// Writes options and states, in the order of the groups' parameters.
+  /// Writes options and states in the order of the groups' parameters.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Checks everything in the archive before any of it replaces the optimizer's own. The archive's
-  /// optimizer-wide options also replace those of the defaults.
+  /// Checks the archive, and then replaces options and states. The archive's optimizer-wide options
+  /// also replace the values in the defaults.
+  /// @throws c10::Error naming the missing or invalid value; the optimizer stays unchanged.
   void load(torch::serialize::InputArchive& archive) override;
-  /// Returns options and states in Python's layout; see FusedOptimizer.
+  /// Returns options and states in Python's layout; see FusedOptimizer::state_dict().
   c10::impl::GenericDict state_dict() const override;
-  /// Checks a state dict and returns what loads it; see FusedOptimizer.
+  /// Checks a state dict and returns a function that loads it; see
+  /// FusedOptimizer::prepare_state_dict().
   std::function<void()> prepare_state_dict(const c10::impl::GenericDict& state_dict) override;
 
  private:

@@ -10,27 +10,28 @@
 
 namespace torchfuse::optim {
 
-/// Schedulers that all step in every epoch, in their order, as
-/// torch.optim.lr_scheduler.ChainedScheduler. Recursive forms multiply: each goes on from the rate
-/// that the one before has set.
+/// Steps several schedulers in every epoch, in order, like
+/// torch.optim.lr_scheduler.ChainedScheduler. Every scheduler continues from the rate that the
+/// previous scheduler set, so factors multiply.
 ///
 ///     ChainedScheduler scheduler({std::make_shared<ConstantLR>(optimizer, 0.1, 20),
 ///                                 std::make_shared<ExponentialLR>(optimizer, 0.9)});
 class TORCHFUSE_API ChainedScheduler : public LRScheduler {
  public:
-  /// @param schedulers schedulers of one optimizer, at least one, and none a ReduceLROnPlateau.
-  /// @throws c10::Error for schedulers that are not so.
+  /// @param schedulers at least one scheduler, all for the same optimizer, without
+  ///   ReduceLROnPlateau.
+  /// @throws c10::Error for invalid schedulers.
   explicit ChainedScheduler(std::vector<std::shared_ptr<LRScheduler>> schedulers);
 
-  /// Steps all schedulers or, on an error, none.
+  /// Steps all schedulers. On an error, nothing has changed.
   void step() override;
-  /// Returns that of the first scheduler within.
+  /// Returns the first inner scheduler's last epoch.
   std::int64_t last_epoch() const override { return schedulers_.front()->last_epoch(); }
 
  protected:
-  /// `_last_lr` and `_schedulers`.
+  /// Visits `_last_lr` and `_schedulers`.
   void visit_state(LRSchedulerFields& fields) override;
-  /// Returns the schedulers within.
+  /// Returns the inner schedulers.
   std::vector<std::shared_ptr<LRScheduler>> schedulers() const override { return schedulers_; }
 
  private:

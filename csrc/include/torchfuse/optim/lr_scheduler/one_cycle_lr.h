@@ -14,57 +14,63 @@
 
 namespace torchfuse::optim {
 
-/// Options of OneCycleLR, with the names and defaults of torch.optim.lr_scheduler.OneCycleLR.
+/// OneCycleLR's options, with names and defaults from torch.optim.lr_scheduler.OneCycleLR.
 struct OneCycleLROptions {
-  /// One rate for all groups, or one for each.
+  /// @param max_lr one rate for all groups, or one per group.
   // NOLINTNEXTLINE(google-explicit-constructor)
   OneCycleLROptions(PerGroup max_lr) : max_lr_(std::move(max_lr)) {}
 
-  TORCH_ARG(PerGroup, max_lr);                              ///< the highest rate, >= 0
-  TORCH_ARG(std::optional<std::int64_t>, total_steps);      ///< steps of the cycle, >= 1
-  TORCH_ARG(std::optional<std::int64_t>, epochs);           ///< without total_steps: epochs, >= 1
-  TORCH_ARG(std::optional<std::int64_t>, steps_per_epoch);  ///< and steps of each, >= 1
-  TORCH_ARG(double, pct_start) = 0.3;                       ///< part of the rise, from 0 to 1
+  TORCH_ARG(PerGroup, max_lr);                          ///< highest rate, >= 0
+  TORCH_ARG(std::optional<std::int64_t>, total_steps);  ///< steps in the cycle, >= 1
+  TORCH_ARG(std::optional<std::int64_t>, epochs);       ///< instead of total_steps: epochs, >= 1
+  TORCH_ARG(std::optional<std::int64_t>, steps_per_epoch);  ///< and steps per epoch, >= 1
+  TORCH_ARG(double, pct_start) = 0.3;                       ///< fraction of rising steps, 0 to 1
   TORCH_ARG(std::string, anneal_strategy) = "cos";          ///< "cos" or "linear"
-  TORCH_ARG(bool, cycle_momentum) = true;                   ///< move the momentum against the rate
+  TORCH_ARG(bool, cycle_momentum) = true;                   ///< cycle momentum opposite to rate
   TORCH_ARG(PerGroup, base_momentum) = 0.85;  ///< momentum at the highest rate, in [0, 1)
-  TORCH_ARG(PerGroup, max_momentum) = 0.95;   ///< momentum at the ends, in [0, 1)
-  TORCH_ARG(double, div_factor) = 25.0;       ///< first rate = max_lr / div_factor; > 0
-  TORCH_ARG(double, final_div_factor) = 1e4;  ///< last rate = first rate / final_div_factor; > 0
+  TORCH_ARG(PerGroup, max_momentum) = 0.95;   ///< momentum at the lowest rates, in [0, 1)
+  TORCH_ARG(double, div_factor) = 25.0;       ///< first rate is max_lr / div_factor; > 0
+  TORCH_ARG(double, final_div_factor) = 1e4;  ///< last rate is first rate / final_div_factor; > 0
   TORCH_ARG(bool, three_phase) = false;       ///< fall to the first rate, then to the last
   TORCH_ARG(std::int64_t, last_epoch) = -1;   ///< see LRScheduler
 };
 
-/// One rise and one fall of the rate, as torch.optim.lr_scheduler.OneCycleLR; call step() after
-/// every batch. In a phase from step a to step b, from rate r to rate s, with
-/// p = (step - a) / (b - a): lr = s + (r - s) / 2 * (1 + cos(pi * p)), or on a straight line. The
-/// momentum falls and rises the same way; of optimizers with betas it is the first of them.
+/// Raises the rate once and lowers it once, like torch.optim.lr_scheduler.OneCycleLR. Call step()
+/// after every batch. A phase goes from step a to step b and from rate r to rate s. With
+/// p = (step - a) / (b - a):
+///
+///     lr = s + (r - s) / 2 * (1 + cos(pi * p))     (anneal_strategy "cos")
+///     lr = r + (s - r) * p                         (anneal_strategy "linear")
+///
+/// The momentum follows the same formula, but falls while the rate rises.
 ///
 ///     OneCycleLR scheduler(optimizer, OneCycleLROptions(0.1).total_steps(10000));
 ///
-/// The momentum of torch's Adam, AdamW, RMSprop and SGD and of torchfuse's optimizers but
-/// FusedAdagrad can be cycled; with others, `cycle_momentum` must be false.
+/// `cycle_momentum` supports torch's Adam, AdamW, RMSprop and SGD, and torchfuse's optimizers
+/// except FusedAdagrad. For any other optimizer, set `cycle_momentum` to false. For optimizers with
+/// betas, the momentum is betas[0].
 class TORCHFUSE_API OneCycleLR : public LRScheduler {
  public:
   /// @param optimizer see LRScheduler.
   /// @param options see OneCycleLROptions.
-  /// @throws c10::Error for an option out of range, for an optimizer without momentum, and where
-  ///   pct_start * total_steps is 1, so that the rise would have no step.
+  /// @throws c10::Error for an option out of range, if the momentum is to be cycled and the
+  ///   optimizer has none, and if pct_start * total_steps is 1, because no step would raise the
+  ///   rate.
   OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleLROptions& options);
 
  protected:
-  /// The formula above. Throws for a step after the last.
+  /// Computes the formula above. Throws for a step after the last.
   std::vector<double> get_lr(std::int64_t epoch) const override;
-  /// The momentum of all groups, if it is cycled.
+  /// Computes the momentum of all groups if `cycle_momentum` is true.
   std::vector<double> get_momentum(std::int64_t epoch) const override;
   /// Adds `total_steps`, `_schedule_phases`, `_anneal_func_type`, `cycle_momentum` and `use_beta1`.
-  /// Python keeps the rates in the optimizer's groups, C++ in `max_lrs`, `min_lrs`,
-  /// `base_momentums` and `max_momentums`, which a state of Python lacks: then those of the
-  /// constructor stay.
+  /// Also adds `max_lrs`, `min_lrs`, `base_momentums` and `max_momentums`, which Python stores in
+  /// the optimizer's groups. A state from Python lacks these entries, and the constructor's values
+  /// stay.
   void visit_state(LRSchedulerFields& fields) override;
 
  private:
-  /// What a phase goes between, by name: a rate and a momentum.
+  /// One phase: the last step, and the names of the first and last rate and momentum.
   struct Phase {
     double end_step;
     std::string start_lr;

@@ -13,26 +13,26 @@
 
 namespace torchfuse::optim {
 
-/// Options of ReduceLROnPlateau, with the names and defaults of
+/// ReduceLROnPlateau's options, with names and defaults from
 /// torch.optim.lr_scheduler.ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
-  TORCH_ARG(std::string, mode) = "min";            ///< "min" or "max": what is better
-  TORCH_ARG(double, factor) = 0.1;                 ///< factor of a reduction, >= 0 and < 1
-  TORCH_ARG(std::int64_t, patience) = 10;          ///< epochs without progress before one, >= 0
-  TORCH_ARG(double, threshold) = 1e-4;             ///< least progress that counts, >= 0
-  TORCH_ARG(std::string, threshold_mode) = "rel";  ///< "rel": of the best metric; or "abs"
-  TORCH_ARG(std::int64_t, cooldown) = 0;           ///< epochs after one that do not count, >= 0
+  TORCH_ARG(std::string, mode) = "min";            ///< whether "min" or "max" is better
+  TORCH_ARG(double, factor) = 0.1;                 ///< multiplies a reduced rate; in [0, 1)
+  TORCH_ARG(std::int64_t, patience) = 10;          ///< bad epochs before a reduction, >= 0
+  TORCH_ARG(double, threshold) = 1e-4;             ///< minimum improvement, >= 0
+  TORCH_ARG(std::string, threshold_mode) = "rel";  ///< "rel" (to the best metric) or "abs"
+  TORCH_ARG(std::int64_t, cooldown) = 0;           ///< ignored epochs after a reduction, >= 0
   TORCH_ARG(PerGroup, min_lr) = 0.0;               ///< lowest rate, >= 0
-  TORCH_ARG(double, eps) = 1e-8;                   ///< smaller changes of a rate are left out; >= 0
+  TORCH_ARG(double, eps) = 1e-8;                   ///< smaller rate changes are ignored; >= 0
 };
 
-/// Reduces the rates when a metric has stopped improving, as
+/// Reduces the rates when a metric has stopped improving, like
 /// torch.optim.lr_scheduler.ReduceLROnPlateau: lr = max(lr * factor, min_lr).
 ///
 ///     ReduceLROnPlateau scheduler(optimizer, ReduceLROnPlateauOptions().patience(5));
 ///     scheduler.step(validation_loss);
 ///
-/// A metric that is NaN is no progress. The constructor leaves the rates as they are.
+/// A NaN metric is not an improvement. The constructor does not change the rates.
 class TORCHFUSE_API ReduceLROnPlateau : public LRScheduler {
  public:
   /// @param optimizer see LRScheduler.
@@ -41,14 +41,15 @@ class TORCHFUSE_API ReduceLROnPlateau : public LRScheduler {
   explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
                              const ReduceLROnPlateauOptions& options = {});
 
-  /// Ends an epoch with this metric. On an error, nothing has changed.
-  /// @throws c10::Error if groups were added or removed since the constructor.
+  /// Ends an epoch. On an error, nothing has changed.
+  /// @param metric the epoch's metric, for example the validation loss.
+  /// @throws c10::Error if groups were added or removed since construction.
   void step(double metric);
-  /// Throws: this scheduler steps by a metric.
+  /// Throws, because the scheduler needs a metric.
   void step() override;
 
  protected:
-  /// `factor`, `default_min_lr`, `min_lrs`, `patience`, `cooldown`, `eps`, `last_epoch`,
+  /// Visits `factor`, `default_min_lr`, `min_lrs`, `patience`, `cooldown`, `eps`, `last_epoch`,
   /// `_last_lr`, `mode`, `mode_worse`, `threshold`, `threshold_mode`, `best`, `cooldown_counter`
   /// and `num_bad_epochs`.
   void visit_state(LRSchedulerFields& fields) override;

@@ -10,36 +10,36 @@
 
 namespace torchfuse::optim {
 
-/// Schedulers one after another, as torch.optim.lr_scheduler.SequentialLR: the first until the
-/// first milestone, and so on. At its milestone a scheduler begins with its epoch 0, from the base
-/// rates where it has a closed form.
+/// Runs schedulers one after another, like torch.optim.lr_scheduler.SequentialLR. At each milestone
+/// the next scheduler starts at epoch 0. A scheduler with a closed form then starts from the base
+/// rates, any other scheduler from the current rates.
 ///
 ///     SequentialLR scheduler(optimizer,
 ///                            {std::make_shared<LinearLR>(optimizer, 0.1, 1.0, 5),
 ///                             std::make_shared<CosineAnnealingLR>(optimizer, 95)},
 ///                            {5});
 ///
-/// The constructor takes back the first steps of the schedulers within, sets the base rates, and
-/// makes the first step of the first scheduler again.
+/// The constructor undoes the inner schedulers' first steps, restores the base rates, and repeats
+/// the first scheduler's first step.
 class TORCHFUSE_API SequentialLR : public LRScheduler {
  public:
   /// @param optimizer see LRScheduler.
-  /// @param schedulers schedulers of this optimizer, at least one. Only the first may be a
-  ///   ChainedScheduler or SequentialLR, and none a ReduceLROnPlateau.
-  /// @param milestones epochs at which the next one begins, at least 1 and increasing.
+  /// @param schedulers at least one scheduler, all for `optimizer`, without ReduceLROnPlateau. Only
+  ///   the first may be a ChainedScheduler or SequentialLR.
+  /// @param milestones epochs at which the next scheduler starts, at least 1 and increasing.
   /// @param last_epoch see LRScheduler.
-  /// @throws c10::Error for an argument that is not so.
+  /// @throws c10::Error for an invalid argument.
   SequentialLR(torch::optim::Optimizer& optimizer,
                std::vector<std::shared_ptr<LRScheduler>> schedulers,
                std::vector<std::int64_t> milestones, std::int64_t last_epoch = -1);
 
-  /// Steps the scheduler whose turn it is.
+  /// Steps the active scheduler.
   void step() override;
 
  protected:
-  /// `_milestones`, `last_epoch`, `_last_lr` and `_schedulers`.
+  /// Visits `_milestones`, `last_epoch`, `_last_lr` and `_schedulers`.
   void visit_state(LRSchedulerFields& fields) override;
-  /// Returns the schedulers within.
+  /// Returns the inner schedulers.
   std::vector<std::shared_ptr<LRScheduler>> schedulers() const override { return schedulers_; }
 
  private:

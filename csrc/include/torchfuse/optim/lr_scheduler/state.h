@@ -18,37 +18,38 @@ namespace torchfuse::optim {
 
 class LRScheduler;
 
-/// The state of a scheduler: numbers, strings, lists and dictionaries under the names of Python's
+/// A scheduler's state: numbers, strings, lists and dictionaries, with the keys of Python's
 /// `scheduler.state_dict()`.
 using LRSchedulerState = std::map<std::string, c10::IValue>;
 
-/// The entries of a scheduler's state. A scheduler names each entry once, in
-/// LRScheduler::visit_state(); this class writes them, checks them or reads them.
+/// Visitor of a scheduler's state, which writes, checks or reads the entries. A scheduler visits
+/// each entry once, in LRScheduler::visit_state().
 ///
-/// Every function throws where the state lacks the entry or holds one of another type or range. The
-/// message names the class and the key. Entries that no scheduler names are ignored.
+/// When checking and reading, every function throws if the state lacks the entry or if the value
+/// has the wrong type or range. The message names the class and the key. Entries that no scheduler
+/// visits are ignored.
 class TORCHFUSE_API LRSchedulerFields {
  public:
-  /// A number for which `valid` holds; `range` says in words for which it does.
+  /// Visits a number for which `valid` returns true; `range` says in words which numbers are valid.
   void number(const char* key, double& value, const char* range, bool (*valid)(double));
-  /// A finite number of at least 0.
+  /// Visits a finite number >= 0.
   void rate(const char* key, double& value);
-  /// An integer of at least `at_least`.
+  /// Visits an integer >= `at_least`.
   void integer(const char* key, std::int64_t& value, std::int64_t at_least);
-  /// One of `choices`.
+  /// Visits a string from `choices`.
   void text(const char* key, std::string& value, const std::vector<std::string>& choices);
-  /// Finite numbers, one for each parameter group.
+  /// Visits finite numbers, one per parameter group.
   void numbers(const char* key, std::vector<double>& values);
-  /// The same, but a state without it leaves `values` as they are.
+  /// Like numbers(), but leaves `values` unchanged if the state lacks the entry.
   void optional_numbers(const char* key, std::vector<double>& values);
-  /// Something that the optimizer or the constructor decides: the state must hold the same.
+  /// Visits a flag that the optimizer or the constructor determines; the state must agree.
   void same(const char* key, bool value);
-  /// Something that Python's state has and C++ does not read.
+  /// Writes an entry of Python's state that C++ does not read.
   void constant(const char* key, const c10::IValue& value);
-  /// The states of other schedulers.
+  /// Visits the states of inner schedulers.
   void schedulers(const char* key, const std::vector<std::shared_ptr<LRScheduler>>& values);
-  /// Any other entry. `read` throws for a wrong value, with the text that it is given in front;
-  /// it assigns only if its last argument is true.
+  /// Visits any other entry. `read(value, prefix, assign)` throws for an invalid value, with a
+  /// message that starts with `prefix`, and assigns the value only if `assign` is true.
   void entry(const char* key, const c10::IValue& written,
              const std::function<void(const c10::IValue&, const std::string&, bool)>& read);
 
