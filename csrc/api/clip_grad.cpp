@@ -31,23 +31,23 @@
 namespace torchfuse {
 namespace {
 
-// The names that users know; what goes wrong in a part of one of these goes wrong in it.
+// Errors name the public function, even if an inner function throws.
 constexpr const char* kClipNorm = "clip_grad_norm_";
 constexpr const char* kClipValue = "clip_grad_value_";
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using ShardGroups = std::vector<std::vector<std::string>>;
 
-/// Tensors that one launch can take together.
+/// Tensors that one launch processes together.
 struct Part {
   at::Device device;
-  bool native;           ///< for our kernels, which compute in fp32; ATen takes the others
-  at::ScalarType dtype;  ///< undefined where types may be mixed
+  bool native;           ///< uses our kernels, which compute in fp32, instead of ATen
+  at::ScalarType dtype;  ///< undefined if dtypes may be mixed
   std::vector<std::string> shard_groups;
   std::vector<at::Tensor> tensors;
 };
 
-/// fp64 is left to ATen: our ops have an fp32 norm and an fp32 factor.
+/// Returns whether our kernels support the tensor. fp64 needs ATen: our norm and factor are fp32.
 bool is_native(const at::Tensor& tensor) {
   const at::ScalarType dtype = tensor.scalar_type();
   return (tensor.is_cpu() || tensor.is_cuda()) && tensor.layout() == at::kStrided &&
@@ -55,7 +55,7 @@ bool is_native(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
-/// @param mix_native whether our kernels take these together, whatever their types.
+/// @param mix_native whether tensors for our kernels share a part even if their dtypes differ.
 std::vector<Part> parts_of(const char* function, const std::vector<at::Tensor>& tensors,
                            bool mix_native, const ShardGroups& shard_groups = {}) {
   static const std::vector<std::string> kWhole;
@@ -84,12 +84,12 @@ std::vector<Part> parts_of(const char* function, const std::vector<at::Tensor>& 
   return parts;
 }
 
-/// One norm per tensor, or of all of them where our kernel can tell: a vector of fp64.
+/// Returns an fp64 vector: one norm per tensor, or a single norm if our kernel supports the part.
 at::Tensor norms_of(const Part& part, double norm_type) {
   if (part.native && norm_type == 2.0) {
     return std::get<0>(multi_tensor_l2_norm(part.tensors)).to(at::kDouble).reshape({1});
   }
-  // What a tensor without elements adds to the norm: nothing.
+  // An empty tensor must not change the norm.
   const double nothing = norm_type < 0.0 ? kInfinity : 0.0;
   std::vector<at::Tensor> tensors = part.tensors;
   for (at::Tensor& tensor : tensors) {
@@ -100,11 +100,11 @@ at::Tensor norms_of(const Part& part, double norm_type) {
   return at::stack(at::_foreach_norm(tensors, norm_type, dtype)).to(at::kDouble);
 }
 
-/// Norms of parts of tensors become those of the whole tensors.
+/// Combines the norms of shards to the norms of the unsharded tensors.
 at::Tensor over_shards(at::Tensor norms, double norm_type, const std::vector<std::string>& groups) {
   if (groups.empty()) return norms;
   if (std::isinf(norm_type)) {
-    // A maximum over processes may lose a NaN, so it travels as a flag beside the numbers.
+    // A max all-reduce may lose a NaN, so the second row sends NaN flags.
     const double sign = norm_type < 0.0 ? -1.0 : 1.0;
     const at::Tensor nan = norms.isnan();
     const at::Tensor sent = at::stack({norms.masked_fill(nan, 0.0).mul(sign), nan.to(at::kDouble)});
@@ -130,7 +130,7 @@ void check_max_norm(double max_norm) {
                     max_norm, ". Use infinity to measure only.");
 }
 
-/// Gradients by the index of their parameter; undefined where there is none.
+/// Returns each parameter's gradient; undefined if there is none.
 std::vector<at::Tensor> grads_of(const char* function, const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> grads;
   grads.reserve(parameters.size());
@@ -150,7 +150,8 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors, double norm_ty
                     ": expected norm_type to be a number, got nan. Use 2 or infinity.");
   TORCH_CHECK_VALUE(shard_groups.empty() || shard_groups.size() == tensors.size(), kClipNorm,
                     ": expected shard_groups to have one entry for each of the ", tensors.size(),
-                    " tensors, got ", shard_groups.size(), ". Leave it empty if none is split.");
+                    " tensors, got ", shard_groups.size(),
+                    ". Leave shard_groups empty if no tensor is sharded.");
   const at::NoGradGuard no_grad;
   const std::vector<Part> parts =
       parts_of(kClipNorm, tensors, /*mix_native=*/norm_type == 2.0, shard_groups);
@@ -174,11 +175,11 @@ void clip_with_norm_(const std::vector<at::Tensor>& tensors, double max_norm,
   TORCH_CHECK_VALUE(total_norm.defined() && total_norm.numel() == 1, kClipNorm,
                     ": expected total_norm to be a tensor of 1 element, got ",
                     total_norm.defined() ? c10::str("sizes ", total_norm.sizes()) : "none",
-                    ". Use what get_total_norm() returned.");
+                    ". Pass the result of get_total_norm().");
   const at::NoGradGuard no_grad;
   const std::vector<Part> parts = parts_of(kClipNorm, tensors, /*mix_native=*/true);
   if (parts.empty()) return;
-  // 0-dim tensors of the CPU are constants of a launch, and fp64 makes the quotient so too.
+  // 0-dim CPU tensors become kernel arguments, without a copy. Their dtype makes the quotient fp64.
   const auto constant = [](double value) { return at::scalar_tensor(value, at::kDouble); };
   const at::Tensor norm = total_norm.detach().reshape({});
   const at::Tensor factor =
@@ -210,11 +211,11 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
 
 void clip_value_(const std::vector<at::Tensor>& tensors, double clip_value) {
   TORCH_CHECK_VALUE(clip_value >= 0.0, kClipValue, ": expected clip_value to be at least 0, got ",
-                    clip_value, ". The gradients are put between -clip_value and clip_value.");
+                    clip_value, ". Gradients are clamped to [-clip_value, clip_value].");
   const at::NoGradGuard no_grad;
   for (const Part& part : parts_of(kClipValue, tensors, /*mix_native=*/false)) {
     if (part.device.is_cpu()) {
-      // There one call for each tensor is one pass; the lists would take two.
+      // On the CPU, one clamp_ is one pass; the two list calls would be two.
       for (at::Tensor tensor : part.tensors) tensor.clamp_(-clip_value, clip_value);
     } else {
       at::_foreach_clamp_min_(part.tensors, -clip_value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What exceptions say, for messages that quote them.
+// Exception messages, for other messages that quote them.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -11,8 +11,8 @@
 
 namespace torchfuse {
 
-/// The message of an exception without C++ backtraces, which torch's what() and some messages of
-/// c10d contain.
+/// Returns an exception's message without the C++ backtraces that torch's what() and some c10d
+/// messages contain.
 inline std::string message_of(const std::exception& error) {
   const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
   std::string message = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
@@ -20,14 +20,15 @@ inline std::string message_of(const std::exception& error) {
   return message;
 }
 
-/// The same without the period at its end, for a message that continues the sentence.
+/// Returns message_of() without the final period, for a message that continues the sentence.
 inline std::string clause_of(const std::exception& error) {
   std::string message = message_of(error);
   while (!message.empty() && (message.back() == '\n' || message.back() == '.')) message.pop_back();
   return message;
 }
 
-/// Whether memory ran out, on a device or on the host, whose allocator has no class for it.
+/// Returns whether memory ran out on a device or the host. torch's host allocator throws a plain
+/// c10::Error, which only the message identifies.
 inline bool is_out_of_memory(const std::exception& error) {
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
          dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||

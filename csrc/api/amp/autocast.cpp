@@ -9,7 +9,7 @@ namespace {
 
 namespace autocast = at::autocast;
 
-// The first member to be initialized calls this, so that a refused guard has changed nothing.
+// Initializes the first member, so that an invalid argument throws before anything is changed.
 c10::DeviceType checked_device(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype,
                                bool enabled) {
   TORCH_CHECK(device_type == c10::kCPU || device_type == c10::kCUDA,
@@ -35,7 +35,7 @@ AutocastGuard::AutocastGuard(c10::DeviceType device_type, std::optional<c10::Sca
 }
 
 AutocastGuard::~AutocastGuard() {
-  // Casts of weights kept beyond the outermost guard would hold their memory for good.
+  // Weight casts that outlive the outermost guard would never be freed.
   if (autocast::decrement_nesting() == 0) autocast::clear_cache();
   autocast::set_autocast_enabled(device_type_, previous_enabled_);
   autocast::set_autocast_dtype(device_type_, previous_dtype_);

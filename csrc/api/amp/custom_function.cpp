@@ -12,7 +12,7 @@ namespace {
 
 using torch::autograd::AutogradContext;
 
-// One entry per device type: functions may be nested, but a context belongs to one.
+// One entry per device type, so that a function can construct a CustomForward for each type.
 std::string key_of(c10::DeviceType device_type) {
   return "torchfuse::amp::autocast " + c10::DeviceTypeName(device_type, /*lower_case=*/true);
 }
@@ -36,9 +36,8 @@ AutocastGuard guard_of_forward(AutogradContext* ctx, c10::DeviceType device_type
               "null pointer.");
   const auto state = ctx->saved_data.find(key_of(device_type));
   TORCH_CHECK(state != ctx->saved_data.end(),
-              "CustomBackward: expected forward() to have made a "
-              "CustomForward for ",
-              device_type, ", got none. Make one at its start.");
+              "CustomBackward: expected forward() to construct a CustomForward for ", device_type,
+              ", got none. Construct one at the start of forward().");
   const auto& values = state->second.toTupleRef().elements();
   return AutocastGuard(device_type, static_cast<c10::ScalarType>(values[1].toInt()),
                        /*enabled=*/values[0].toBool());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The rules of torch.amp.GradScaler over GradScalerCore, with its error texts.
+// torch.amp.GradScaler's rules and error messages on top of GradScalerCore.
 #include <torchfuse/amp/grad_scaler.h>
 
 #include <c10/util/Exception.h>
@@ -46,7 +46,7 @@ void check_scale(const char* name, double value) {
       value, ".");
 }
 
-/// A saved scale within the bounds; torch's scaler lets it grow beyond.
+/// Returns a saved scale, limited to kLargestScale. torch's scaler saves larger scales too.
 double loaded_scale(double scale) {
   if (!(scale > kLargestScale && scale <= std::numeric_limits<float>::max())) return scale;
   TORCH_WARN("GradScaler::load_state_dict: the state's scale is ", scale,
@@ -159,11 +159,11 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
 
 at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
                                   OptimizerState& state) {
-  // Gradients may have been dropped since unscale_(), and the scale may live on another device.
+  // Gradients may have been reset since unscale_(), and the scale may be on another device.
   const std::optional<at::Device> device = optimizer.device_of_grads();
   const bool scaled = state.stage == Stage::kReady;
   optim::ScalingRequest request;
-  // What the processes have found together is known before the step only to a check of its own.
+  // With a process group, the ranks must combine their flags before the step.
   const bool check_first = scaled && options_.process_group().has_value();
   if (check_first) {
     state.found_inf =
@@ -180,13 +180,13 @@ at::Tensor GradScaler::step_fused(torchfuse::optim::FusedOptimizer& optimizer,
   }
   optimizer.scaling_ = std::move(request);
   const auto clear_request = c10::make_scope_exit([&optimizer] { optimizer.scaling_.reset(); });
-  // What a check inside a step that failed has found says nothing about the gradients.
+  // If step() throws, the flag does not describe the gradients.
   auto forget_flag = c10::make_scope_exit([&] {
     if (scaled) state.found_inf.clear();
   });
   at::Tensor result = optimizer.step();
   forget_flag.release();
-  // Neither does a step of the program's own.
+  // If a user-defined step() did not set found_inf, clear the flag.
   if (optimizer.scaling_->found_inf_is_output) optimizer.scaling_->found_inf->zero_();
   return result;
 }
@@ -231,7 +231,7 @@ void GradScaler::count(bool adjust) {
   const ScaleRule rule{options_.growth_factor(), options_.backoff_factor(),
                        options_.growth_interval()};
   if (!flags.empty()) core_.update(flags, rule, adjust);
-  // Another optimizer may get the address of one that is gone.
+  // A new optimizer may reuse a destroyed optimizer's address.
   std::erase_if(applied_, [&](const auto& of) { return states_.count(of.first) == 0; });
   states_.clear();
 }

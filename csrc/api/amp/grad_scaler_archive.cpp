@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// GradScaler in torch's archives.
+// Saves and loads a GradScaler in torch's archives.
 #include <torchfuse/amp/grad_scaler.h>
 
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@ c10::IValue read_field(torch::serialize::InputArchive& archive, const char* name
                        bool (c10::IValue::*has_type)() const, const char* type) {
   c10::IValue value;
   TORCH_CHECK(archive.try_read(name, value), "GradScaler.load: expected the archive to hold '",
-              name, "', got none. It was not written by GradScaler.save, or not completely.");
+              name, "', got none. Load a complete archive that GradScaler.save wrote.");
   TORCH_CHECK((value.*has_type)(), "GradScaler.load: expected '", name, "' to be ", type, ", got ",
               value.tagKind(), ".");
   return value;

@@ -23,12 +23,12 @@
 namespace torchfuse::amp {
 namespace {
 
-/// Gradients that one launch can take together.
+/// Gradients that one launch processes together.
 struct GradList {
   at::Device device;
-  /// DTensor and other Python subclasses: torch's own op knows how to treat them, per dtype.
+  /// Whether these are DTensors or other Python subclasses, which torch's op handles per dtype.
   bool subclass;
-  at::ScalarType dtype;  ///< of subclasses; plain tensors of all dtypes share a list
+  at::ScalarType dtype;  ///< only for subclasses; plain tensors of all dtypes share a list
   std::vector<at::Tensor> grads;
 };
 
@@ -36,7 +36,7 @@ bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
-/// The tensor that holds the values of a parameter's gradient; undefined without a gradient.
+/// Returns the values of a parameter's gradient; undefined without a gradient.
 at::Tensor grad_values(const at::Tensor& param, bool allow_fp16) {
   TORCH_CHECK_TYPE(
       param.defined(),
@@ -74,7 +74,7 @@ at::TensorOptions float_on(const at::Device& device) {
   return at::TensorOptions().dtype(at::kFloat).device(device);
 }
 
-/// One by one, where the tensor is: a copy of them all would make the host wait for the device.
+/// Fills the elements one by one on the device. A copy from the host would synchronize.
 void fill_elements(const at::Tensor& tensor, const std::vector<std::int64_t>& values) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     tensor[static_cast<std::int64_t>(i)].fill_(values[i]);
@@ -87,14 +87,12 @@ void require_one_element(const char* name, const at::Tensor& tensor, at::ScalarT
                     ", got ", tensor.sizes(), " of type ", tensor.scalar_type(), ".");
 }
 
-/// What a captured graph needs must exist before: memory made during a capture belongs to the
+/// Throws during a CUDA graph capture, because memory allocated during a capture belongs to the
 /// graph.
 void refuse_capture(const at::Device& device) {
-  TORCH_CHECK(
-      !is_capturing(device),
-      "GradScaler: expected the scale and the flags of every optimizer to exist before a CUDA "
-      "graph is captured, got a capture of their first use. Run an iteration of scale, step and "
-      "update first.");
+  TORCH_CHECK(!is_capturing(device),
+              "GradScaler: the scale or an optimizer's flag was first used during a CUDA graph "
+              "capture. Run one iteration of scale, step and update before the capture.");
 }
 
 void check_extras(const ScalerExtras& extras) {
@@ -113,8 +111,8 @@ void check_extras(const ScalerExtras& extras) {
                     "GradScaler: expected min_scale to be at most 2^126, got ", min_scale,
                     ". fp32 does not hold the reciprocal of a larger scale with all bits.");
   TORCH_CHECK_VALUE(extras.history_size >= 0,
-                    "GradScaler: expected history_size to be a number of updates, got ",
-                    extras.history_size, ".");
+                    "GradScaler: expected history_size to be at least 0, got ", extras.history_size,
+                    ".");
 }
 
 }  // namespace
@@ -173,7 +171,7 @@ std::vector<ScaleHistoryEntry> GradScalerCore::scale_history() const {
   const at::Tensor history = history_.cpu();
   const auto* rows = history.const_data_ptr<float>();
   std::vector<ScaleHistoryEntry> entries;
-  // Counts may come from a checkpoint, the history does not.
+  // Counts may come from a checkpoint, but checkpoints contain no history.
   const std::int64_t first = std::max(updates - extras_.history_size, init_counts_[0]);
   for (std::int64_t step = first; step < updates; ++step) {
     const float* row = rows + 2 * (step % extras_.history_size);
@@ -185,7 +183,7 @@ std::vector<ScaleHistoryEntry> GradScalerCore::scale_history() const {
 const at::Tensor& GradScalerCore::inv_scale() {
   const at::NoGradGuard no_grad;
   ensure_state();
-  // In fp64, so that the quotient is rounded once.
+  // The fp64 reciprocal makes the fp32 result correctly rounded.
   reciprocal_.copy_(scale_.reshape(at::IntArrayRef())).reciprocal_();
   return inv_scale_.copy_(reciprocal_);
 }
@@ -244,10 +242,10 @@ std::vector<at::Tensor> GradScalerCore::check(Key optimizer,
 
 std::vector<at::Tensor> GradScalerCore::share(Key optimizer, std::vector<at::Tensor> recorded) {
   if (!extras_.process_group) return recorded;
-  // A process without gradients takes part, or the others would wait for it.
+  // A rank without gradients takes part too, because the other ranks wait for it.
   if (recorded.empty()) record_found_inf(optimizer, scale_.device(), recorded);
   ensure_state();
-  // Apart from the flags, one of which takes the result.
+  // Reduce a separate tensor, because one of the flags receives the result.
   combined_.copy_(combine(recorded));
   all_reduce_(combined_, "max", {*extras_.process_group});
   return {found_inf(optimizer, scale_.device()).copy_(combined_)};
@@ -270,7 +268,7 @@ void GradScalerCore::ensure_state() {
   if (counts_.defined() && counts_.device() == device) return;
   const at::TensorOptions integer = float_on(device).dtype(at::kInt);
   if (counts_.defined()) {
-    // The scale has moved, and its past moves with it.
+    // The scale moved to another device: move the trackers, counts and history too.
     for (at::Tensor* tensor : {&hysteresis_tracker_, &counts_, &history_}) {
       if (tensor->defined()) *tensor = to_device(*tensor, device);
     }

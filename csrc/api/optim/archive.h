@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reading archives with errors that name the missing or ill-typed field. An Archive is torch's
-// InputArchive or a StateArchive: what has try_read(key, value).
+// Reads archives, with errors that name a missing or invalid field. `Archive` is torch's
+// InputArchive or StateArchive.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -17,13 +17,14 @@
 
 namespace torchfuse::optim {
 
-/// The archive's value `key`. `owner` is the reader's name; `valid` tests for what `type` says.
+/// Returns the archive's value `key`. Throws, naming `owner`, if the value is missing, or if
+/// `valid` returns false; `type` describes valid values.
 template <class Archive, typename Valid>
 c10::IValue read_value(Archive& archive, const std::string& owner, const std::string& key,
                        const char* type, Valid valid) {
   c10::IValue value;
   TORCH_CHECK_VALUE(archive.try_read(key, value), owner, ": expected the archive to hold ", key,
-                    ", got an archive without it. Load what torch::save wrote of this class.");
+                    ", got none. Load an archive that torch::save wrote for this class.");
   TORCH_CHECK_VALUE(std::invoke(valid, value), owner, ": expected the archive's ", key, " to be ",
                     type, ", got a value of type ", value.tagKind(), ".");
   return value;
@@ -68,7 +69,7 @@ void read_into(Archive& archive, const std::string& owner, const std::string& ke
   pair = {elements[0].toDouble(), elements[1].toDouble()};
 }
 
-/// An option of a later version: absent, it keeps its default.
+/// Returns whether the archive contains `key`. Older archives lack newer options.
 template <class Archive>
 bool holds(Archive& archive, const std::string& key) {
   c10::IValue value;
@@ -82,7 +83,7 @@ std::int64_t read_int(Archive& archive, const std::string& owner, const std::str
   return number;
 }
 
-/// The dtypes of states, by the names that archives give them.
+/// Returns a state dtype's name in archives.
 inline const char* name_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
@@ -112,7 +113,7 @@ void read_into(Archive& archive, const std::string& owner, const std::string& ke
                     " to be float32, float16, bfloat16 or float64, got ", name, ".");
 }
 
-/// kNothing and kClipped are bools, as before there was a third choice.
+/// kNothing and kClipped are stored as bools, as in archives from before kUnscaled existed.
 template <class Archive>
 void read_into(Archive& archive, const std::string& owner, const std::string& key,
                WriteBackGrads& choice) {
@@ -123,7 +124,7 @@ void read_into(Archive& archive, const std::string& owner, const std::string& ke
   choice = value.isBool() ? WriteBackGrads(value.toBool()) : WriteBackGrads::kUnscaled;
 }
 
-/// An option as archives hold it.
+/// Returns an option's value for an archive.
 template <typename Value>
 c10::IValue to_archive(const Value& value) {
   return c10::IValue(value);

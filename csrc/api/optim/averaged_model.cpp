@@ -23,7 +23,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
-/// Pairs of tensors that one operation can take.
+/// Pairs of tensors for one foreach op.
 struct Pairs {
   Tensors averages;
   Tensors values;
@@ -31,20 +31,20 @@ struct Pairs {
 
 void check_alike(const NamedTensors& own, const NamedTensors& other, const char* kind) {
   TORCH_CHECK_VALUE(own.size() == other.size(), "AveragedModel: expected a model with ", own.size(),
-                    " ", kind, ", as the one that was copied, got one with ", other.size(), ".");
+                    " ", kind, ", like the copied model, got ", other.size(), ".");
   for (std::size_t index = 0; index < own.size(); ++index) {
     const auto& expected = own[index];
     const auto& found = other[index];
     TORCH_CHECK_VALUE(
         expected.key() == found.key() && expected.value().sizes() == found.value().sizes(),
         "AveragedModel: expected ", kind, "[", index, "] to be ", expected.key(), " of sizes ",
-        expected.value().sizes(), ", as in the model that was copied, got ", found.key(),
-        " of sizes ", found.value().sizes(), ".");
+        expected.value().sizes(), ", as in the copied model, got ", found.key(), " of sizes ",
+        found.value().sizes(), ".");
   }
 }
 
-/// Keeps torch's default generator as it is: a clone is constructed as its class says, with random
-/// numbers, before it receives its values.
+/// Restores torch's default CPU generator. Cloning a module runs its constructor, which draws
+/// random initial values.
 class KeptGenerator {
  public:
   KeptGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
@@ -63,8 +63,8 @@ class KeptGenerator {
   at::Tensor state_;
 };
 
-/// Clones of children that are plain modules are made by the constructor alone: dtypes, devices and
-/// values are copied here for all.
+/// Copies dtypes, devices and values of all tensors, because clones of plain (not Cloneable) child
+/// modules have only the values from their constructors.
 void copy_tensors(const NamedTensors& own, const NamedTensors& other,
                   std::optional<c10::Device> device) {
   for (std::size_t index = 0; index < own.size(); ++index) {
@@ -85,7 +85,8 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& model,
     copy = model.clone(device);
   } catch (const c10::Error& error) {
     TORCH_CHECK(false, "AveragedModel: expected a model that can be cloned, got ",
-                error.what_without_backtrace(), " Derive its class from torch::nn::Cloneable.");
+                error.what_without_backtrace(),
+                " Derive the model's class from torch::nn::Cloneable.");
   }
   const auto parameters = copy->named_parameters();
   const auto buffers = copy->named_buffers();
@@ -96,7 +97,7 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& model,
   return copy;
 }
 
-/// What is averaged and what is copied of the tensors of both models, in the averages' dtypes.
+/// Tensors to average, by device and dtype of the average, and tensors to copy.
 struct Work {
   std::map<std::pair<std::string, at::ScalarType>, Pairs> averaged;
   Pairs copied;
@@ -108,7 +109,7 @@ struct Work {
       if (!seen.insert(own[index].value().unsafeGetTensorImpl()).second) continue;
       const at::Tensor target = own[index].value().detach();
       const at::Tensor value = other[index].value().detach();
-      // A module's to() makes floating-point numbers of counts, which are still none.
+      // Module::to() may have converted counts among the averages, so ask for the model's dtype.
       const bool lerps = average && (value.is_floating_point() || value.is_complex());
       Pairs& pairs = lerps ? averaged[{target.device().str(), target.scalar_type()}] : copied;
       pairs.averages.push_back(target);
@@ -117,14 +118,14 @@ struct Work {
   }
 };
 
-/// The module and all within it, each once, parents before children.
+/// Collects the module and its descendants, each once, parents before children.
 void collect(torch::nn::Module& module, std::vector<torch::nn::Module*>& found) {
   if (std::find(found.begin(), found.end(), &module) != found.end()) return;
   found.push_back(&module);
   for (const auto& child : module.children()) collect(*child, found);
 }
 
-/// Calls a function with the module as what it is, if it is a batch normalization.
+/// Calls `function` with the module's class if the module is a batch normalization layer.
 template <typename Function>
 void with_batch_norm(torch::nn::Module& module, Function function) {
   const auto try_as = [&](auto* norm) {
@@ -170,7 +171,7 @@ void AveragedModel::update_parameters(const torch::nn::Module& model) {
   for (std::size_t index = 0; index < work.copied.averages.size(); ++index) {
     work.copied.averages[index].copy_(work.copied.values[index]);
   }
-  // A module's to() converts counts too, and a narrow dtype would stop counting.
+  // Module::to() converts the count too, and a 16-bit dtype cannot hold large counts.
   if (n_averaged_.scalar_type() != at::kLong) n_averaged_.set_data(n_averaged_.to(at::kLong));
   n_averaged_.fill_(before + 1);
 }
@@ -179,7 +180,7 @@ BatchNormUpdate::BatchNormUpdate(torch::nn::Module& model) {
   std::vector<torch::nn::Module*> modules;
   collect(model, modules);
   for (torch::nn::Module* module : modules) {
-    // A module's train() reaches its children, whose own come later in the list.
+    // train() also sets the children's modes, which later entries restore.
     restore_.emplace_back([module, mode = module->is_training()] { module->train(mode); });
     with_batch_norm(*module, [&](auto& norm) {
       restore_.emplace_back(
@@ -208,7 +209,7 @@ void BatchNormUpdate::restore() noexcept {
     try {
       step();
     } catch (const std::exception& error) {
-      TORCH_WARN("update_bn: a module's train() failed, and its mode may be another: ",
+      TORCH_WARN("update_bn: a module's train() failed, so its mode may not be restored: ",
                  error.what());
     }
   }

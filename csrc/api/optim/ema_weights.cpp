@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Averages in the parameters' place.
+// Exchange of parameters and their averages.
 #include <c10/util/Exception.h>
 #include <torchfuse/ema.h>
 #include <torchfuse/optim/fused_optimizer.h>
@@ -34,7 +34,7 @@ void FusedOptimizer::Impl::swap_back(const char* name) {
 }
 
 void FusedOptimizer::Impl::restore_swapped(const char* name) {
-  // Backwards, because parameters may share memory.
+  // In reverse order, because parameters may share memory.
   for (; !swapped->empty(); swapped->pop_back()) {
     const auto& [param, ema, kept, version] = swapped->back();
     const at::ScalarType dtype = (kept.defined() ? kept : ema).scalar_type();
@@ -83,10 +83,11 @@ EmaWeights::~EmaWeights() {
     const Exclusive exclusive(impl_->lock, name_);
     if (impl_->swapped.has_value()) impl_->swap_back(name_);
   } catch (const std::exception& error) {
-    TORCH_WARN(name_,
-               ": the end of the scope of EmaWeights left averages in the parameters' place. "
-               "Steps, saves and loads are refused until swap_ema_() restores them. ",
-               message_of(error));
+    TORCH_WARN(
+        name_,
+        ": the end of EmaWeights' scope could not restore the parameters from their averages. "
+        "Steps, saves and loads throw until swap_ema_() succeeds. ",
+        message_of(error));
   }
 }
 

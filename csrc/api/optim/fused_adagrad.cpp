@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedAdagrad: what is particular to its options and states.
+// FusedAdagrad's options and states.
 #include <torchfuse/optim/fused_adagrad.h>
 
 #include "api/optim/fused_optimizer_step.h"

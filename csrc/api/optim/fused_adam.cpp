@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedAdam: what is particular to its options and states.
+// FusedAdam's options and states.
 #include <torchfuse/optim/fused_adam.h>
 
 #include "api/optim/fused_optimizer_step.h"

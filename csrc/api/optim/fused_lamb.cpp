@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedLAMB: what is particular to its options and states.
+// FusedLAMB's options and states.
 #include <torchfuse/optim/fused_lamb.h>
 
 #include "api/optim/fused_optimizer_step.h"

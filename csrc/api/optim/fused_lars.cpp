@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedLARS: what is particular to its options and states.
+// FusedLARS's options and states.
 #include <torchfuse/optim/fused_lars.h>
 
 #include "api/optim/fused_optimizer_step.h"

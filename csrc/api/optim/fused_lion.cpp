@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedLion: what is particular to its options and states.
+// FusedLion's options and states.
 #include <torchfuse/optim/fused_lion.h>
 
 #include "api/optim/fused_optimizer_step.h"

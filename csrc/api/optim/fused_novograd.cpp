@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedNovoGrad: what is particular to its options and states.
+// FusedNovoGrad's options and states.
 #include <torchfuse/optim/fused_novograd.h>
 
 #include "api/optim/fused_optimizer_step.h"

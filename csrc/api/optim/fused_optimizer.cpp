@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What all fused optimizers share: closures, the plan and its validity, the scaler's request.
+// Common code of the fused optimizers: closures, plans and the scaler's request.
 #include <torchfuse/optim/fused_optimizer.h>
 
 #include <ATen/core/grad_mode.h>
@@ -26,8 +26,8 @@ using torch::optim::OptimizerParamState;
 
 namespace {
 
-/// Newer versions of torch merge a group's options with the defaults, and replace those whose type
-/// they do not know.
+/// Restores a group's options. Newer torch versions merge options with the defaults, and replace
+/// options whose type torch does not know.
 void keep_options(const OptimizerParamGroup& given, OptimizerParamGroup& added) {
   if (given.has_options()) added.set_options(given.options().clone());
 }
@@ -141,8 +141,8 @@ void FusedOptimizer::set_skip_norm_above(at::Tensor threshold) {
     return wide && tensor.layout() == at::kStrided && !tensor.is_meta() && tensor.numel() == 1;
   };
   TORCH_CHECK_VALUE(!threshold.defined() || is_number(threshold), name(),
-                    "::set_skip_norm_above: expected a dense tensor of one element of Float or "
-                    "Double, got one of sizes ",
+                    "::set_skip_norm_above: expected a dense 1-element tensor of dtype Float or "
+                    "Double, got sizes ",
                     threshold.sizes(), ", dtype ", threshold.scalar_type(), " and device ",
                     threshold.device(), ".");
   impl_->skip_norm_above = threshold.defined() ? threshold.detach().reshape({}) : at::Tensor();
@@ -187,7 +187,7 @@ const OptimizerParamState* FusedOptimizer::find_state(const at::Tensor& param) c
   return entry == state_.end() ? nullptr : entry->second.get();
 }
 
-/// The tensors of all slots, in the plan's order. False: they are not as planned.
+/// Fills `slots` in the plan's order. Returns false if the tensors do not match the plan.
 bool FusedOptimizer::borrow_slots(std::vector<SlotTensors>& slots) const {
   slots.clear();
   std::size_t next = 0;
@@ -214,7 +214,7 @@ bool FusedOptimizer::borrow_slots(std::vector<SlotTensors>& slots) const {
   return next == impl_->params.size();
 }
 
-// States are stored only after the plan accepted all slots: a refused parameter leaves no trace.
+// Stores states only after the plan has accepted all slots, so that an error changes nothing.
 void FusedOptimizer::build_plan() {
   std::vector<FusedSlot> slots;
   std::vector<Impl::Param> planned;

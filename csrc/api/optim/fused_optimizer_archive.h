@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Saving and loading a fused optimizer of any class. A load checks everything it reads before it
-// replaces anything.
+// Saves and loads fused optimizers. Loading checks all values before replacing any.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -16,8 +15,8 @@
 
 namespace torchfuse::optim {
 
-/// A loaded state tensor in the parameter's layout and device, sharing nothing with the archive.
-/// Undefined stays undefined. `name` is "<class>: expected the archive's <tensor>".
+/// Copies a loaded state tensor to the parameter's layout and device. Returns an undefined tensor
+/// unchanged. `name` is "<class>: expected the archive's <tensor>".
 inline torch::Tensor checked_state(const torch::Tensor& loaded, const at::Tensor& param,
                                    const std::string& name,
                                    const std::vector<at::ScalarType>& dtypes) {
@@ -34,28 +33,28 @@ inline torch::Tensor checked_state(const torch::Tensor& loaded, const at::Tensor
   return own;
 }
 
-/// The same for a state that is one number for the whole tensor.
+/// Like checked_state(), for a state with one number per parameter.
 inline torch::Tensor checked_number(const torch::Tensor& loaded, const at::Tensor& param,
                                     const std::string& name) {
   if (!loaded.defined()) return {};
   const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == dtype, name, " to be a 0-dim ",
                     dtype, " tensor for a ", param.scalar_type(), " parameter, got a ",
-                    loaded.dim(), "-dim ", loaded.scalar_type(), " one.");
+                    loaded.dim(), "-dim ", loaded.scalar_type(), " tensor.");
   return loaded.detach().to(param.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 inline torch::Tensor checked_step(const torch::Tensor& loaded, const std::string& name) {
   TORCH_CHECK_VALUE(loaded.dim() == 0 && loaded.scalar_type() == at::kFloat, name,
                     " to be a 0-dim Float tensor, got a ", loaded.dim(), "-dim ",
-                    loaded.scalar_type(), " one.");
+                    loaded.scalar_type(), " tensor.");
   const double count = loaded.item<double>();
   TORCH_CHECK_VALUE(std::isfinite(count) && count >= 0.0 && count == std::floor(count), name,
-                    " to be a finite whole number >= 0, got ", count, ".");
+                    " to be a finite integer >= 0, got ", count, ".");
   return loaded.clone();
 }
 
-/// The state of one parameter, checked. `name` is where it stands in the archive.
+/// Reads and checks one parameter's state. `name` is the state's path in the archive.
 template <class Options, class State, class Archive>
 std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, const Options& options,
                                   const std::string& name) {
@@ -65,7 +64,8 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
   State loaded;
   read_tensors<Options>(archive, loaded);
   const auto require = [&](bool holds, const char* key) {
-    TORCH_CHECK_VALUE(holds, expected, " to hold ", name, ".", key, ", got a state without it.");
+    TORCH_CHECK_VALUE(holds, expected, " to hold ", name, ".", key,
+                      ", got none. Load an archive that torch::save wrote.");
   };
   require(loaded.step().defined(), "step");
   std::size_t index = 0;
@@ -74,15 +74,15 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
           ? std::vector<at::ScalarType>{at::kDouble}
           : std::vector<at::ScalarType>{at::kFloat, at::kBFloat16, at::kHalf};
   Traits::states(loaded, [&](const char* key, torch::Tensor& tensor) {
-    // A buffer that may begin later than the count is made in the next step, as torch does.
+    // As in torch, the next step creates a missing momentum buffer.
     require(tensor.defined() || kHasStart<Options> || !uses_state(options, index), key);
     tensor = is_tensor_state<Options, State>(index)
                  ? checked_number(tensor, param, where(key))
                  : checked_state(tensor, param, where(key), dtypes);
     ++index;
   });
-  // A master that is wanted and not there is made from the parameter in the next step.
-  if (!options.master_weights()) {  // switched off after the last step
+  // The next step creates a missing master from the parameter.
+  if (!options.master_weights()) {  // disabled after the last step
     loaded.master_param(at::Tensor());
     loaded.param_remainder(at::Tensor());
   }
@@ -90,7 +90,7 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
       checked_state(loaded.master_param(), param, where("master_param"), {at::kFloat}));
   TORCH_CHECK_VALUE(!loaded.param_remainder().defined() || param.scalar_type() != at::kHalf,
                     expected, " to hold no ", name, ".param_remainder, got one for a ",
-                    param.scalar_type(), " parameter. Remainders belong to bf16 parameters.");
+                    param.scalar_type(), " parameter. Only bf16 parameters have remainders.");
   loaded.param_remainder(
       checked_state(loaded.param_remainder(), param, where("param_remainder"), {at::kShort}));
   loaded.ema_param(checked_state(loaded.ema_param(), param, where("ema_param"),
@@ -106,7 +106,7 @@ std::unique_ptr<State> read_state(Archive& archive, const at::Tensor& param, con
 template <class Options, class State>
 struct LoadedGroup {
   Options options;
-  /// One entry per parameter; null where the parameter had no state.
+  /// One entry per parameter; null if the parameter had no state.
   std::vector<std::unique_ptr<State>> states;
 };
 
@@ -170,7 +170,7 @@ template <class Options, class State>
 template <class Archive>
 std::function<void()> FusedOptimizerOf<Options, State>::prepare_load(Archive& archive) {
   refuse_swapped("load");
-  // States outlive an inference mode: later steps write to them.
+  // Later steps write to the states, so states must not be inference tensors.
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
   const std::string format = read_string(archive, name(), "format");
@@ -216,7 +216,7 @@ void FusedOptimizerOf<Options, State>::replace_state(Groups& loaded) {
 
 template <class Options, class State>
 void FusedOptimizerOf<Options, State>::load(torch::serialize::InputArchive& archive) {
-  // Everything is read and checked; from there on nothing is refused.
+  // prepare_load() makes all checks, so that the replacement cannot fail halfway.
   prepare_load(archive)();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a fused optimizer holds besides torch's own members.
+// FusedOptimizer's private members.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,21 +27,21 @@ inline std::vector<at::Tensor> params_of(
   return params;
 }
 
-/// How often a tensor was written. Tensors of inference mode do not count.
+/// Returns the tensor's version, or 0 for inference tensors, which have no version.
 inline std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
-/// What is known of parameters that are shards of a model's.
+/// Describes optimizer parameters that are shards of a model's parameters.
 struct ShardsOfModel {
-  std::vector<std::string> groups;           ///< as FusedSlot::shard_groups
-  std::vector<std::int64_t> first_elements;  ///< of each shard, its number in the whole parameter
-  /// The groups of the model's parameters, which hold the gradients; without options.
+  std::vector<std::string> groups;           ///< see FusedSlot::shard_groups
+  std::vector<std::int64_t> first_elements;  ///< each shard's offset in the unsharded parameter
+  /// Groups of the model's parameters, which hold the gradients. These groups have no options.
   std::vector<torch::optim::OptimizerParamGroup> model_groups;
-  std::function<void()> share;  ///< brings what the shards hold to the other processes
+  std::function<void()> share;  ///< all-gathers the shards' values
 };
 
-/// The native step with where its plan found what, and the one thread that uses it.
+/// The native step, the plan's parameters and the lock.
 struct FusedOptimizer::Impl {
   /// One parameter of the plan.
   struct Param {
@@ -50,32 +50,32 @@ struct FusedOptimizer::Impl {
     bool stochastic_rounding;
   };
 
-  /// A parameter with an average, and what puts a 16-bit parameter back.
+  /// A parameter that was exchanged with its average. `kept` is a 16-bit parameter's own value.
   struct Swapped {
     at::Tensor param;
     at::Tensor ema;
     at::Tensor kept;
-    std::int64_t version = 0;  ///< the parameter's, when all had received their averages
+    std::int64_t version = 0;  ///< version of `param` after the exchange
   };
 
   std::optional<FusedStep> fused_step;
   std::vector<Param> params;
-  std::vector<SlotTensors> slots;  ///< for the time of a step
+  std::vector<SlotTensors> slots;  ///< empty between steps
   StepLock lock;
   std::vector<std::string> norm_groups;
-  at::Tensor skip_norm_above;  ///< a threshold on a device, in the option's place; or undefined
-  /// While averages are in the parameters' place.
+  at::Tensor skip_norm_above;  ///< replaces the option if defined
+  /// Exchanged parameters; `nullopt` while no parameter holds its average.
   std::optional<std::vector<Swapped>> swapped;
-  std::optional<ShardsOfModel> shards;  ///< none: the parameters are the model's
+  std::optional<ShardsOfModel> shards;  ///< `nullopt`: the parameters are the model's
 
-  /// Exchanges all back, on all processes. Warns, once, of parameters that were written meanwhile.
+  /// Restores all parameters on all ranks. Warns if parameters were written since the exchange.
   void swap_back(const char* name);
-  /// Exchanges the parameters and their averages back. What is back is no longer listed: after an
-  /// error, the next call goes on with the rest.
+  /// Restores this rank's parameters. Removes restored parameters from `swapped`, so that after an
+  /// error the next call continues with the rest.
   void restore_swapped(const char* name);
 };
 
-/// Holds an optimizer's lock; refuses a step within a step.
+/// Holds an optimizer's lock. Throws if the thread already holds the lock.
 class Exclusive {
  public:
   Exclusive(StepLock& lock, const char* name) : lock_(lock) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The state of a fused optimizer of any class in the layout of Python's state_dict(). Loading goes
-// through the archive's layout, and so through its checks.
+// Converts a fused optimizer's state to and from the layout of Python's state_dict(). Loading
+// converts to the archive layout, and so reuses the archive's checks.
 #pragma once
 
 #include "api/optim/fused_optimizer_archive.h"
@@ -51,7 +51,7 @@ StateDict FusedOptimizerOf<Options, State>::state_dict() const {
   return dict;
 }
 
-/// A parameter's state as archives hold it. `where` is "<class>: expected state[<index>]".
+/// Converts a parameter's state to archive values. `where` is "<class>: expected state[<index>]".
 template <class Options, class State>
 StateDict archived_state(const StateDict& saved, const at::Tensor& param,
                          const std::string& where) {
@@ -62,12 +62,12 @@ StateDict archived_state(const StateDict& saved, const at::Tensor& param,
     if (found == saved.end() || found->value().isNone()) return;
     c10::IValue value = found->value();
     if (std::string_view(key) == "step") {
-      // torch counts in tensors of any dtype, and in numbers.
+      // torch stores step counts in tensors of any dtype or in numbers.
       if (value.isInt()) value = at::scalar_tensor(value.toInt(), at::kFloat);
       if (value.isDouble()) value = at::scalar_tensor(value.toDouble(), at::kFloat);
       if (value.isTensor()) value = value.toTensor().to(at::kCPU, at::kFloat);
     } else if (std::string_view(key) == "param_remainder") {
-      // Python widens those that it gathers: backends send no int16.
+      // Python gathers remainders as int32, because backends do not support int16.
       const bool wide = value.isTensor() && value.toTensor().scalar_type() == at::kInt;
       if (wide) value = value.toTensor().to(at::kShort);
     } else if (value.isTensor() && value.toTensor().is_floating_point() &&
@@ -90,7 +90,7 @@ StateDict archived_state(const StateDict& saved, const at::Tensor& param,
   return state;
 }
 
-/// A group as archives hold it.
+/// Converts a parameter group to archive values.
 template <class Options, class State>
 StateDict archived_group(StateDict saved, const StateDict& states,
                          const std::vector<torch::Tensor>& params, const std::string& where) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Options and slots of a fused optimizer of any class. Included by each class's own file, which
-// then instantiates FusedOptimizerOf.
+// Options and slots of fused optimizers. Each class's .cpp file includes this header and
+// instantiates FusedOptimizerOf.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ FusedOptimizerOf<Options, State>::FusedOptimizerOf(
     const std::vector<torch::optim::OptimizerParamGroup>& param_groups, Options defaults)
     : FusedOptimizer(checked_groups(OptionsTraits<Options>::kName, param_groups),
                      std::make_unique<Options>(defaults)) {
-  // What a schedule may change later, and a checkpoint hold then.
+  // These checks run only here, because a schedule may change the values later.
   const auto check_new = [](const torch::optim::OptimizerOptions& options, const auto& owner) {
     using Traits = OptionsTraits<Options>;
     if constexpr (requires(const Options& own) { Traits::check_new(own, owner); }) {
@@ -57,7 +57,7 @@ void FusedOptimizerOf<Options, State>::check_options(const torch::optim::Optimiz
   constexpr const char* kName = OptionsTraits<Options>::kName;
   const auto* own = dynamic_cast<const Options*>(&options);
   TORCH_CHECK_TYPE(own != nullptr, kName, ": expected ", options_name(group), ".options to be ",
-                   kName, "Options, got those of another optimizer.");
+                   kName, "Options, got another optimizer's options.");
   own->check(options_name(group));
   if (group.has_value()) {
     check_wide_options(*own, static_cast<const Options&>(defaults()), *group);
@@ -71,7 +71,7 @@ std::vector<HyperParam> FusedOptimizerOf<Options, State>::hyper_params(
   return hyper_params_from(static_cast<const Options&>(options));
 }
 
-/// A value as archives hold it, for messages and comparisons between processes. Different numbers
+/// Returns an archive value as text, for messages and comparisons between ranks. Different numbers
 /// have different texts.
 inline std::string text_of(const c10::IValue& value) {
   if (value.isNone()) return "none";
@@ -116,7 +116,7 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   return options;
 }
 
-/// "step, exp_avg and exp_avg_sq": what a parameter has all of, or nothing.
+/// Returns the states that a parameter must have all or none of: "step, exp_avg and exp_avg_sq".
 template <class Options, class State>
 std::string required_names() {
   std::vector<std::string> names{"step"};
@@ -153,7 +153,7 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   });
   TORCH_CHECK_VALUE(whole, Traits::kName, ": expected the state of a parameter of sizes ",
                     param.sizes(), " to have all of ", required_names<Options, State>(),
-                    ", got some. Set all, or erase the parameter's state.");
+                    ", got only some. Set all of these tensors, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
     if (slot.states[index].defined() || !uses_state(own, index)) continue;
     const bool number = is_tensor_state<Options, State>(index);
@@ -192,7 +192,7 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
     const at::Tensor& stored = slot.states[index++];
     if (stored.defined()) tensor = stored;
   });
-  // A master that is no longer wanted is dropped: it would be stale when masters are wanted again.
+  // Drop an unused master, which would be stale when masters are enabled again.
   const bool remainder = slot.master.defined() && slot.master.scalar_type() == at::kShort;
   state.master_param(remainder ? at::Tensor() : slot.master);
   state.param_remainder(remainder ? slot.master : at::Tensor());
@@ -202,7 +202,8 @@ void FusedOptimizerOf<Options, State>::store_slot(const FusedSlot& slot) {
     const bool unused = !slot.states.front().defined() && state.momentum_buffer().defined();
     const double start = slot.start.defined() ? slot.start.item().toDouble() : 0.0;
     if (unused && state.step().item().toDouble() == start) {
-      // Steps without momentum would count past its first update. It begins again later.
+      // The buffer had no update yet. Steps without momentum would advance the count past
+      // momentum_start, so drop the buffer and create it again later.
       state.momentum_buffer(at::Tensor());
       state.momentum_start(at::Tensor());
     }
@@ -246,7 +247,7 @@ bool FusedOptimizerOf<Options, State>::rounds_stochastically(
   return static_cast<const Options&>(options).stochastic_rounding();
 }
 
-/// Compiles the class `name`; its OptionsTraits come first.
+/// Instantiates the class `name`, after its OptionsTraits are specialized.
 #define TORCHFUSE_DEFINE_OPTIMIZER(name)                              \
   template struct FusedOptionsOf<name##Options>;                      \
   template struct FusedParamStateOf<name##ParamState, name##Options>; \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedSGD: what is particular to its options and states.
+// FusedSGD's options and states.
 #include <torchfuse/optim/fused_sgd.h>
 
 #include "api/optim/fused_optimizer_step.h"
@@ -16,7 +16,7 @@ struct OptionsTraits<FusedSGDOptions> : Named<"FusedSGD", "sgd"> {
     return options.momentum() != 0.0;
   }
 
-  /// A buffer may begin later than the count.
+  /// The momentum buffer may be created after the first step.
   static constexpr bool kHasStart = true;
   static void begin_state(const FusedSGDOptions& /*options*/, FusedSlot& slot,
                           std::size_t /*index*/) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From the options of a class to the hyper-parameters of its algorithm, and their ranges.
+// Converts a class's options to its algorithm's hyper-parameters and checks their ranges.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -20,7 +20,7 @@ namespace torchfuse::optim {
 template <class Options>
 struct OptionsTraits;
 
-/// Throws, naming `owner` and the option, if there is something that the value should have been.
+/// Throws, naming `owner` and the option, if `violation` says what the value should have been.
 template <class Value>
 void check_option(const char* name, const std::string& owner, const std::string& option,
                   const std::optional<std::string>& violation, const Value& value) {
@@ -28,10 +28,10 @@ void check_option(const char* name, const std::string& owner, const std::string&
                     ", got ", value, ".");
 }
 
-/// An option, or one half of an option that is a pair: beta1 is betas[0].
+/// An option, or one element of a pair: beta1 is betas[0].
 struct OptionPart {
   const char* key;
-  int half = 0;  ///< 1 or 2 of a pair
+  int half = 0;  ///< 1 or 2: element of a pair; 0: not a pair
 
   std::string name_in_table() const {
     const std::string whole = key;
@@ -42,7 +42,7 @@ struct OptionPart {
   }
 };
 
-/// visit(part, value) for every number in the options.
+/// Calls visit(part, value) for every number in the options.
 template <class Options, class Visit>
 void visit_numbers(const Options& options, const Visit& visit) {
   visit(OptionPart{"lr"}, options.lr());
@@ -69,7 +69,7 @@ const std::vector<HyperParamInfo>& table_of() {
   return table;
 }
 
-/// The place of a name in the table; its end for an option that is no hyper-parameter.
+/// Returns a name's index in the table, or the table's size if the option is no hyper-parameter.
 template <class Options>
 std::size_t place_of(const std::string& name) {
   const std::vector<HyperParamInfo>& table = table_of<Options>();
@@ -77,7 +77,7 @@ std::size_t place_of(const std::string& name) {
   return std::find_if(table.begin(), table.end(), is_it) - table.begin();
 }
 
-/// Where the numbers that visit_numbers() finds stand in the table. Names are compared once.
+/// Returns the table index of every number that visit_numbers() visits. Compares names only once.
 template <class Options>
 const std::vector<std::size_t>& places_of(const Options& options) {
   static const std::vector<std::size_t> places = [&] {
@@ -94,7 +94,7 @@ const std::vector<std::size_t>& places_of(const Options& options) {
   return places;
 }
 
-/// The values as a step takes them.
+/// Returns the hyper-parameters in the order of the table.
 template <class Options>
 std::vector<HyperParam> hyper_params_from(const Options& options) {
   const std::vector<std::size_t>& places = places_of(options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What an optimizer shares with processes that have other gradients of the model.
+// Norm groups: ranks that step other parameters of the same model.
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <torchfuse/collectives.h>
@@ -26,12 +26,12 @@ void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
   for (auto entry = names.begin(); entry != names.end(); ++entry) {
     TORCH_CHECK(std::find(names.begin(), entry, *entry) == entry, caller,
                 ": expected each group once, got '", *entry,
-                "' a second time: its gradients would count twice. Remove one.");
+                "' a second time. Remove the duplicate.");
     if (impl_->shards) {
       const std::vector<std::string>& split = impl_->shards->groups;
       TORCH_CHECK(std::find(split.begin(), split.end(), *entry) == split.end(), caller,
-                  ": expected groups of processes with other parameters, got '", *entry,
-                  "', whose processes have parts of these, which would count twice. Leave it out.");
+                  ": expected groups whose ranks step other parameters, got '", *entry,
+                  "', whose ranks have shards of the same parameters. Leave '", *entry, "' out.");
     }
     if (group_size(*entry, caller) > 1) shared.push_back(*entry);
   }

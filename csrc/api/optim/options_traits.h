@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What every class of fused optimizers does with its options, given what is particular to each:
-// checks, and options and states in archives.
+// Checks, archives and comparisons of options and states, for all fused optimizers. OptionsTraits
+// describes the differences between the classes.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -23,31 +23,31 @@
 
 namespace torchfuse::optim {
 
-/// What is particular to the class with these options. Each class specializes it in its own file,
-/// as a struct that is Named<> and says more:
+/// Describes the optimizer class with these options. Each class's .cpp file specializes this
+/// template as a struct that derives from Named<> and has these members:
 ///
-///     // every option that FusedOptionsOf does not have; a hyper-parameter by its name, or a pair
+///     // all options that FusedOptionsOf lacks; hyper-parameters under their names, or as a pair
 ///     TORCHFUSE_FIELDS(options, ...)
-///     // every state, in the algorithm's order
+///     // all states, in the algorithm's order
 ///     TORCHFUSE_FIELDS(states, ...)
-///     // Optional: visit(part, value) for hyper-parameters that options become.
+///     // Optional: calls visit(part, value) for hyper-parameters that are computed from options.
 ///     template <class Visit> static void derived(const Options& options, const Visit& visit);
-///     // Optional: throws for options that their ranges allow and that make no sense.
+///     // Optional: throws for invalid options that the range checks accept.
 ///     static void check(const Options& options, const std::string& owner);
-///     // Optional: whether the options ask for a state; without it they ask for all. One that the
-///     // default options do without is made when they ask for it, beside the others or later.
+///     // Optional: whether the options use a state (default: all states). A state that the
+///     // default options do not use may be created later than the other states.
 ///     static bool uses_state(const Options& options, std::size_t index);
-///     // Optional: how many of the last states are one number for the whole tensor.
+///     // Optional: how many of the last states have one number per parameter.
 ///     static constexpr std::size_t kTensorStates;
-///     // Optional: what a state begins with, if not with zeros alone.
+///     // Optional: initializes a new state, which is zero before the call.
 ///     static void begin_state(const Options& options, FusedSlot& slot, std::size_t index);
-///     // Optional: the dtypes of single states, in the states' order. The last one holds for all
-///     // further states.
+///     // Optional: dtype options of single states, in the states' order. The last option applies
+///     // to all further states.
 ///     TORCHFUSE_FIELDS(state_dtypes, ...)
 template <class Options>
 struct OptionsTraits;
 
-/// A string as a template argument.
+/// A string literal as a template argument.
 template <std::size_t size>
 struct Literal {
   // NOLINTNEXTLINE(google-explicit-constructor)
@@ -55,7 +55,7 @@ struct Literal {
   char text[size];
 };
 
-/// The names of a class: its own, for messages and archives, and its algorithm's, for FusedStep.
+/// The class name, for messages and archives, and the algorithm's name, for FusedStep.
 template <Literal name, Literal algorithm>
 struct Named {
   static constexpr const char* kName = name.text;
@@ -68,8 +68,8 @@ struct Named {
   static void what(Self& self, const Visit& visit) {            \
     TORCHFUSE_RESCAN(TORCHFUSE_VISIT(visit, self, __VA_ARGS__)) \
   }
-// A macro cannot call itself. It leaves its next call behind, which only another scan expands:
-// there are twenty.
+// A macro cannot call itself. TORCHFUSE_VISIT leaves a call that only another scan expands, and
+// TORCHFUSE_RESCAN makes twenty scans.
 #define TORCHFUSE_VISIT(visit, self, field, ...) \
   visit(#field, self.field());                   \
   __VA_OPT__(TORCHFUSE_NEXT_VISIT TORCHFUSE_PARENS(visit, self, __VA_ARGS__))
@@ -88,7 +88,7 @@ inline void check_norm(const char* name, const std::string& owner, const char* o
                     " to be >= 0 or none, got ", *value, ".");
 }
 
-/// visit(key, value, other's) for the options that are optimizer-wide.
+/// Calls visit(key, value, other's value) for the optimizer-wide options.
 template <class Options, class Other, class Visit>
 void visit_wide_options(Options& options, Other& other, const Visit& visit) {
   visit("max_grad_norm", options.max_grad_norm(), other.max_grad_norm());
@@ -106,13 +106,12 @@ template <class Options>
 void check_wide_options(const Options& options, const Options& wide, std::size_t group) {
   visit_wide_options(options, wide, [group](const char* key, const auto& own, const auto& others) {
     TORCH_CHECK_VALUE(own == others, OptionsTraits<Options>::kName, ": expected param_groups[",
-                      group, "].", key,
-                      " to equal the optimizer's own, got another value. It holds for all groups: "
-                      "set it in the defaults and in every group that has options of its own.");
+                      group, "].", key, " to equal the optimizer's own, got another value. Set ",
+                      key, " to one value in the defaults and in every group with options.");
   });
 }
 
-/// Whether parameters with these options have the state `index`.
+/// Returns whether parameters with these options have the state `index`.
 template <class Options>
 bool uses_state(const Options& options, std::size_t index) {
   if constexpr (requires { OptionsTraits<Options>::uses_state(options, index); }) {
@@ -121,7 +120,7 @@ bool uses_state(const Options& options, std::size_t index) {
   return true;
 }
 
-/// Whether the state `index` is one number for the whole tensor.
+/// Returns whether the state `index` has one number per parameter.
 template <class Options, class State>
 bool is_tensor_state(std::size_t index) {
   if constexpr (requires { OptionsTraits<Options>::kTensorStates; }) {
@@ -133,13 +132,13 @@ bool is_tensor_state(std::size_t index) {
   return false;
 }
 
-/// Whether states hold `momentum_start`.
+/// Whether states contain `momentum_start`.
 template <class Options>
 constexpr bool kHasStart = requires { OptionsTraits<Options>::kHasStart; };
 
 // --- Options and states in archives --------------------------------------------------------------
 
-/// visit(key, value) for the options that every archive holds.
+/// Calls visit(key, value) for the options that every archive contains.
 template <class Options, class Visit>
 void visit_options(Options& options, const Visit& visit) {
   visit("lr", options.lr());
@@ -150,7 +149,7 @@ void visit_options(Options& options, const Visit& visit) {
   visit("skip_non_finite", options.skip_non_finite());
 }
 
-/// visit(key, value) for all options.
+/// Calls visit(key, value) for all options.
 template <class Options, class Visit>
 void visit_all_options(Options& options, const Visit& visit) {
   visit_options(options, visit);
@@ -169,7 +168,7 @@ void read_options(Archive& archive, Options& options) {
   options = loaded;
 }
 
-/// visit(key, tensor) for everything that a parameter's state holds.
+/// Calls visit(key, tensor) for every tensor in a parameter's state.
 template <class Options, class State, class Visit>
 void visit_tensors(State& state, const Visit& visit) {
   visit("step", state.step());
@@ -180,7 +179,7 @@ void visit_tensors(State& state, const Visit& visit) {
   visit("ema_param", state.ema_param());
 }
 
-/// An absent tensor is an undefined one, as in torch's states.
+/// Reads a parameter's tensors. As in torch, a missing tensor is undefined.
 template <class Options, class Archive, class State>
 void read_tensors(Archive& archive, State& state) {
   State loaded;
@@ -197,8 +196,8 @@ void read_tensors(Archive& archive, State& state) {
 
 // --- Comparisons ---------------------------------------------------------------------------------
 
-/// Whether two objects have equal fields. visit_fields(object, visit) calls visit(key, value) for
-/// each of them, and same(a, b) compares two values of a type.
+/// Returns whether two objects have equal fields. visit_fields(object, visit) calls visit(key,
+/// value) for each field, and same(a, b) compares two values.
 template <class Fields, class Object, class Same>
 bool have_same_fields(const Fields& visit_fields, const Object& lhs, const Object& rhs,
                       const Same& same) {
@@ -277,7 +276,7 @@ void FusedParamStateOf<Self, Options>::serialize(torch::serialize::OutputArchive
   const torch::Tensor* const step = &this->step();
   visit_tensors<Options>(static_cast<const Self&>(*this), [&](const char* key, const auto& tensor) {
     if (!tensor.defined()) return;
-    // A view is written with the whole buffer behind it, so the count gets a storage of its own.
+    // torch would write the entire buffer behind the view, so write a copy of the step count.
     archive.write(key, c10::IValue(&tensor == step ? tensor.clone() : tensor.detach()));
   });
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Dictionaries that are read as archives are, and values of Python's state dicts as archives hold
-// them.
+// State dicts with the interface of archives, and conversion of Python's values to archive values.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -23,7 +22,7 @@ using StateDict = c10::impl::GenericDict;
 
 inline StateDict make_state_dict() { return StateDict(c10::AnyType::get(), c10::AnyType::get()); }
 
-/// Dictionaries of string keys, read as an InputArchive is.
+/// A dictionary with string keys and InputArchive's interface for reading.
 class StateArchive {
  public:
   StateArchive() : dict_(make_state_dict()) {}
@@ -50,9 +49,8 @@ inline void read_nested(StateArchive& archive, const std::string& owner, const s
       read_value(archive, owner, key, "a dict", &c10::IValue::isGenericDict).toGenericDict());
 }
 
-/// An option of Python's state dict as archives hold it: of the type of its default, where an int
-/// stands for a floating-point number, a list for a tuple, and a tensor of one element for a
-/// number.
+/// Converts an option from Python's state dict to the type of the option's default: an int to a
+/// floating-point number, a list to a tuple, and a 1-element tensor to a number.
 inline c10::IValue to_archived_option(const c10::IValue& value, const c10::IValue& standard) {
   if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() == 1) {
     return to_archived_option(c10::IValue(value.toTensor().item()), standard);
@@ -78,7 +76,7 @@ inline c10::IValue to_archived_option(const c10::IValue& value, const c10::IValu
   return c10::ivalue::Tuple::create(std::move(elements));
 }
 
-// --- The trust ratio's bounds, which are a pair or none in Python --------------------------------
+// --- Trust ratio bounds: Python stores a pair or None --------------------------------------------
 
 inline void to_python_bounds(StateDict& group) {
   const auto least = group.find("min_trust_ratio");

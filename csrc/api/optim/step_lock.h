@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One step of an optimizer at a time. Without torch, so that the thread sanitizer sees all of it.
+// Lock of an optimizer. Does not include torch, so that the thread sanitizer sees all code.
 #pragma once
 
 #include <atomic>
@@ -8,14 +8,13 @@
 
 namespace torchfuse::optim {
 
-/// Excludes other threads from a step, and tells a thread that it is in one already: a closure, a
-/// hook or a destructor may ask for a step inside of a step, and would wait for itself.
+/// Mutex that detects re-entrant calls: a closure, a hook or a destructor may call step() inside a
+/// step, and would deadlock.
 class StepLock {
  public:
-  /// Waits for the steps of other threads. False, without the lock, inside of a step of the calling
-  /// thread.
+  /// Waits for other threads. Returns false, without locking, if the calling thread has the lock.
   [[nodiscard]] bool lock() {
-    // Only the calling thread can have written its own id.
+    // Relaxed, because only the calling thread can have stored its id.
     if (holder_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return false;
     mutex_.lock();
     holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);

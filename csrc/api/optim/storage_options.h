@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How parameters, masters and states are stored: what the options of all classes say about it.
+// Options of all classes for storing parameters, masters, states and averages.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -17,7 +17,7 @@ namespace torchfuse::optim {
 template <class Options>
 struct OptionsTraits;
 
-/// visit(key, value) for the options that are dtypes of single states.
+/// Calls visit(key, value) for the dtype options of single states.
 template <class Options, class Visit>
 void visit_state_dtypes(Options& options, const Visit& visit) {
   using Traits = OptionsTraits<std::remove_const_t<Options>>;
@@ -26,7 +26,7 @@ void visit_state_dtypes(Options& options, const Visit& visit) {
   }
 }
 
-/// visit(key, value) for the options that say how things are stored.
+/// Calls visit(key, value) for the options that older archives may lack.
 template <class Options, class Visit>
 void visit_storage_options(Options& options, const Visit& visit) {
   visit("state_dtype", options.state_dtype());
@@ -46,14 +46,14 @@ bool wants_master(const at::Tensor& param, const Options& options) {
   return options.master_weights() && (dtype == at::kHalf || dtype == at::kBFloat16);
 }
 
-/// Whether the parameter's master is kept as a remainder.
+/// Returns whether the parameter's master is stored as a remainder.
 template <class Options>
 bool keeps_remainder(const at::Tensor& param, const Options& options) {
   return options.store_param_remainders() && wants_master(param, options) &&
          param.scalar_type() == at::kBFloat16;
 }
 
-/// The dtype of a parameter's state `index` when it is created.
+/// Returns the dtype of a parameter's new state `index`.
 template <class Options>
 at::ScalarType state_dtype(const at::Tensor& param, const Options& options, std::size_t index) {
   std::optional<at::ScalarType> own;
@@ -66,8 +66,8 @@ at::ScalarType state_dtype(const at::Tensor& param, const Options& options, std:
   return param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// The master of `param` as a slot holds it: what the state has, in the form that the options ask
-/// for, or a new one.
+/// Returns the slot's master: the state's master, or a new master. Converts between masters and
+/// remainders as the options require.
 template <class Options, class State>
 at::Tensor master_of(const at::Tensor& param, const Options& options, const State& held) {
   const at::Tensor value = param.detach();
@@ -83,7 +83,7 @@ at::Tensor master_of(const at::Tensor& param, const Options& options, const Stat
   return value.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
 }
 
-/// The average of `param` as a slot holds it: what the state has, or a copy of what is updated.
+/// Returns the slot's average: the state's average, or a copy of the master or parameter.
 template <class Options, class State>
 at::Tensor ema_of(const at::Tensor& param, const Options& options, const State& held,
                   const at::Tensor& master) {
@@ -93,14 +93,14 @@ at::Tensor ema_of(const at::Tensor& param, const Options& options, const State& 
   if (master.defined() && master.scalar_type() == at::kShort) {
     value = master_of_remainder(value, master);
   } else if (master.defined()) {
-    remake_master(value, master);  // it may be older than the parameter
+    remake_master(value, master);  // the parameter may be newer
     value = master;
   }
   const at::ScalarType dtype = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return value.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Preserve);
 }
 
-/// Throws, naming `owner`, for options that contradict each other or make no sense.
+/// Throws, naming `owner`, for invalid or contradictory options.
 template <class Options>
 void check_storage_options(const char* name, const std::string& owner, const Options& options) {
   TORCH_CHECK_VALUE(!options.store_param_remainders() || options.master_weights(), name,
@@ -120,7 +120,7 @@ void check_storage_options(const char* name, const std::string& owner, const Opt
                     ".ema_start_step to be at least 0, got ", options.ema_start_step(), ".");
 }
 
-/// Throws, naming the option, unless it is a dtype that states of `params` can have.
+/// Throws, naming the option, unless states of `params` support the dtype.
 inline void check_state_dtype(const char* name, const std::string& option,
                               const std::optional<at::ScalarType>& value,
                               const std::vector<at::Tensor>& params) {
@@ -136,7 +136,7 @@ inline void check_state_dtype(const char* name, const std::string& option,
   }
 }
 
-/// Throws, naming the parameter, where the options do not fit its dtype.
+/// Throws, naming the parameter, if the options do not support the parameter's dtype.
 template <class Options>
 void check_storage(const char* name, const std::string& owner, const Options& options,
                    const std::vector<at::Tensor>& params) {

@@ -168,15 +168,15 @@ TEST(ClipGradNorm, RefusesBadInput) {
       "Sparse.");
   expect_error(
       [&] { clip_grad_value_(param, -0.5); },
-      "clip_grad_value_: expected clip_value to be at least 0, got -0.5. The gradients are put "
-      "between -clip_value and clip_value.");
+      "clip_grad_value_: expected clip_value to be at least 0, got -0.5. Gradients are clamped "
+      "to [-clip_value, clip_value].");
   expect_error(
       [&] { get_total_norm({param}, 2.0, {{}, {}}); },
       "clip_grad_norm_: expected shard_groups to have one entry for each of the 1 tensors, "
-      "got 2. Leave it empty if none is split.");
+      "got 2. Leave shard_groups empty if no tensor is sharded.");
   expect_error([&] { clip_with_norm_({param}, 1.0, torch::ones(2)); },
                "clip_grad_norm_: expected total_norm to be a tensor of 1 element, got sizes [2]. "
-               "Use what get_total_norm() returned.");
+               "Pass the result of get_total_norm().");
   EXPECT_TRUE(torch::equal(param.grad(), torch::ones(2)));
 }
 

@@ -375,7 +375,7 @@ def test_a_state_out_of_range_changes_nothing(key: str, bad: float) -> None:
         ({"min_scale": 2.0, "max_scale": 1.0}, "0 <= min_scale <= max_scale within fp32, got min"),
         ({"min_scale": -1.0}, "0 <= min_scale <= max_scale within fp32, got min_scale -1"),
         ({"max_scale": math.inf}, "0 <= min_scale <= max_scale within fp32"),
-        ({"history_size": -1}, "history_size to be a number of updates, got -1"),
+        ({"history_size": -1}, "history_size to be at least 0, got -1"),
         ({"hysteresis": 0}, "hysteresis to be a 32-bit count of"),
         ({"hysteresis": 2**31}, "hysteresis to be a 32-bit count of"),
     ],

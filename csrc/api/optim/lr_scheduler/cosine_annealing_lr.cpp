@@ -25,7 +25,7 @@ std::vector<double> CosineAnnealingLR::get_lr(std::int64_t epoch) const {
   std::vector<double> rates = current_lrs();
   const auto t_max = static_cast<double>(t_max_);
   if ((epoch - 1 - t_max_) % (2 * t_max_) == 0) {
-    // The rate before was the smallest: a quotient of rates would be 0 / 0.
+    // The previous rate was eta_min, so the recursion below would divide 0 by 0.
     for (std::size_t i = 0; i < rates.size(); ++i) {
       rates[i] += (base_lrs_[i] - eta_min_) * (1.0 - std::cos(std::numbers::pi / t_max)) / 2.0;
     }
@@ -98,7 +98,7 @@ void CosineAnnealingWarmRestarts::step(double epoch) {
   } else if (t_mult_ == 1) {
     t_cur_ = std::fmod(epoch, t_0);
   } else {
-    // The restarts so far are at T_0 times the sums of the geometric series.
+    // Restart n is at the geometric sum T_0 * (T_mult^n - 1) / (T_mult - 1).
     const double restarts =
         std::floor(std::log(epoch / t_0 * (t_mult - 1.0) + 1.0) / std::log(t_mult));
     t_cur_ = epoch - t_0 * (std::pow(t_mult, restarts) - 1.0) / (t_mult - 1.0);

@@ -39,7 +39,7 @@ CyclicLR::CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& op
     max_momentums_ =
         per_group("max_momentum", options.max_momentum(), kBelowOneRange, &is_below_one);
   }
-  // Epoch 0 has the base rates that the optimizer's schedulers share, as in Python.
+  // As in Python, epoch 0 uses the base rates that the optimizer's schedulers share.
   all_or_nothing([&] {
     if (options.last_epoch() == -1) start_from(base_lrs);
     initial_step();

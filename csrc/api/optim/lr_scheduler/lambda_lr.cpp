@@ -8,7 +8,7 @@
 namespace torchfuse::optim {
 namespace {
 
-/// Python keeps the state of functions that are objects there; functions have none.
+/// Returns empty entries. Python saves the state of callable objects; C++ functions have no state.
 c10::IValue no_states(std::size_t count) {
   c10::impl::GenericList states(c10::AnyType::get());
   for (std::size_t i = 0; i < count; ++i) states.push_back(c10::IValue());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What all schedulers share but their state: base rates, steps, and the groups they are set in.
+// Common code of the schedulers except their state: base rates, steps and parameter groups.
 #include <torchfuse/optim/lr_scheduler.h>
 
 #include <c10/util/Exception.h>
@@ -31,10 +31,11 @@ void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& ra
 }  // namespace
 
 /// Note [Base rates of an optimizer]
-/// Python keeps `initial_lr` in the optimizer's groups, so that a scheduler that is made after
-/// another starts from the same base rates and not from the first one's epoch 0. C++ options have
-/// no such entry, so the schedulers of one optimizer share one object, found by the optimizer's
-/// address. The address stays valid while one of them lives, and with the last one the object goes.
+/// Python stores `initial_lr` in the optimizer's groups, so a second scheduler starts from the same
+/// base rates, and not from the rates that the first scheduler set for epoch 0. C++ options cannot
+/// store `initial_lr`. Instead, an optimizer's schedulers share one object, which is found by the
+/// optimizer's address. The address is valid while a scheduler lives, and the last scheduler
+/// destroys the object.
 struct LRScheduler::InitialRates {
   std::vector<double> rates;
 
@@ -49,7 +50,7 @@ struct LRScheduler::InitialRates {
       found = std::make_shared<InitialRates>();
       entry = found;
     }
-    // Groups that were added since have their own rates as base rates.
+    // The base rates of newly added groups are their current rates.
     const std::vector<double> rates = rates_of(optimizer);
     for (std::size_t i = found->rates.size(); i < rates.size(); ++i) {
       found->rates.push_back(rates[i]);
@@ -68,7 +69,7 @@ LRScheduler::LRScheduler(const char* name, torch::optim::Optimizer& optimizer,
   for (std::size_t i = 0; i < last_lr_.size(); ++i) {
     TORCH_CHECK_VALUE(std::isfinite(last_lr_[i]) && last_lr_[i] >= 0.0, name,
                       ": expected lr of group ", i, " to be finite and at least 0, got ",
-                      last_lr_[i], ". Set it before the scheduler is made.");
+                      last_lr_[i], ". Set lr before constructing the scheduler.");
   }
   initial_ = InitialRates::of(optimizer);
   base_lrs_ = initial_->rates;
@@ -83,8 +84,8 @@ std::vector<double> LRScheduler::current_lrs() const { return rates_of(optimizer
 void LRScheduler::check_groups() const {
   const std::size_t count = optimizer_.param_groups().size();
   TORCH_CHECK_VALUE(count == last_lr_.size(), name_, ": expected the optimizer to have ",
-                    last_lr_.size(), " parameter groups, as when the scheduler was made, got ",
-                    count, ". Make a new scheduler after add_param_group().");
+                    last_lr_.size(), " parameter groups, as at construction, got ", count,
+                    ". Construct a new scheduler after add_param_group().");
 }
 
 void LRScheduler::initial_step() {
@@ -108,8 +109,8 @@ void LRScheduler::undo_first_step() {
 bool LRScheduler::step_if_applied() {
   const auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer_);
   TORCH_CHECK_TYPE(fused != nullptr, name_,
-                   ".step_if_applied: expected an optimizer of torchfuse, which knows whether its "
-                   "last step was skipped, got another one. Pass the scaler that steps it.");
+                   ".step_if_applied: expected a torchfuse optimizer, which records skipped steps, "
+                   "got another optimizer. Pass the scaler that steps the optimizer.");
   const at::Tensor skipped = fused->last_step_skipped();
   if (!skipped.defined() || skipped.item<double>() != 0.0) return false;
   step();
@@ -126,7 +127,7 @@ void LRScheduler::update_lr(std::int64_t epoch, bool closed) {
     double& rate = (*rates)[i];
     TORCH_CHECK_VALUE(std::isfinite(rate), name_, ": expected the rate of group ", i, " in epoch ",
                       epoch, " to be finite, got ", rate,
-                      ". Correct the function or the group's rate that it comes from.");
+                      ". Correct the scheduler's function or the group's rate.");
     rate = without_rounding_below_zero(rate, std::max(base_lrs_[i], last_lr_[i]));
   }
   set_lrs(*rates);
@@ -172,7 +173,8 @@ void LRScheduler::start_from(const std::vector<double>& rates) {
 }
 
 std::vector<double> LRScheduler::get_lr(std::int64_t /*epoch*/) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, name_, ": has no formula of its own for the rates.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, name_, ": expected get_lr() to be overridden, got the base class's function.");
 }
 
 std::optional<std::vector<double>> LRScheduler::closed_form_lr(std::int64_t /*epoch*/) const {

@@ -21,7 +21,7 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 
-/// Calls `visit` with the options in their own class if it is among `Classes`.
+/// Calls `visit` with the options' class if `Classes` contains that class. Returns whether it does.
 template <class... Classes, class Visit>
 bool visit_as(OptimizerOptions& options, const Visit& visit) {
   const auto visit_one = [&]<class Class>(Class* own) {
@@ -53,8 +53,9 @@ bool uses_beta1(torch::optim::Optimizer& optimizer, const char* owner) {
     betas = visit_with_betas(options, [](const auto&) {});
     TORCH_CHECK_TYPE(betas || visit_with_momentum(options, [](const auto&) {}), owner,
                      ": expected options with momentum or betas in group ", i,
-                     ", of FusedAdam, FusedLAMB, FusedLARS, FusedLion, FusedNovoGrad, FusedSGD, or "
-                     "torch's Adam, AdamW, RMSprop or SGD, got others. Use cycle_momentum(false).");
+                     " (FusedAdam, FusedLAMB, FusedLARS, FusedLion, FusedNovoGrad, FusedSGD, or "
+                     "torch's Adam, AdamW, RMSprop or SGD), got other options. Use "
+                     "cycle_momentum(false).");
   }
   return betas;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The momentum of an optimizer's groups, or its first beta: what a cycle moves against the rate.
+// Momentum or betas[0] of an optimizer's groups, which OneCycleLR and CyclicLR change.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -8,14 +8,14 @@
 
 namespace torchfuse::optim {
 
-/// Whether the momentum of this optimizer is the first of its betas. Throws, naming `owner`, for an
-/// optimizer that has neither.
+/// Returns whether the optimizer's momentum is betas[0]. Throws, naming `owner`, if a group has
+/// neither momentum nor betas.
 bool uses_beta1(torch::optim::Optimizer& optimizer, const char* owner);
 
-/// The momentum of every group, or the first of its betas; empty if a group has neither.
+/// Returns every group's momentum or betas[0], or an empty vector if a group has neither.
 std::vector<double> momentum_of(torch::optim::Optimizer& optimizer);
 
-/// Sets the momentum of every group, or the first of its betas. The options are of known classes.
+/// Sets every group's momentum or betas[0]. Every group must have momentum or betas.
 void set_momentum(torch::optim::Optimizer& optimizer, const std::vector<double>& momentum);
 
 }  // namespace torchfuse::optim

@@ -67,7 +67,7 @@ void OneCycleLR::make_phases(double pct_start, bool three_phase) {
   }
   TORCH_CHECK_VALUE(rise != 1.0, name(), ": expected pct_start * total_steps not to be 1, got ",
                     pct_start, " * ", total_steps_,
-                    ": the rate would rise in no step. Choose a larger pct_start.");
+                    ": no step would raise the rate. Choose a larger pct_start.");
 }
 
 const std::vector<double>& OneCycleLR::values(const std::string& value_name) const {
@@ -96,8 +96,9 @@ std::vector<double> OneCycleLR::annealed(std::int64_t epoch, std::string Phase::
 }
 
 std::vector<double> OneCycleLR::get_lr(std::int64_t epoch) const {
-  TORCH_CHECK_VALUE(epoch <= total_steps_, name(), ".step: expected at most ", total_steps_,
-                    " steps, as total_steps says, got step ", epoch, ".");
+  TORCH_CHECK_VALUE(epoch <= total_steps_, name(),
+                    ".step: expected at most total_steps = ", total_steps_, " steps, got step ",
+                    epoch, ".");
   return annealed(epoch, &Phase::start_lr, &Phase::end_lr);
 }
 

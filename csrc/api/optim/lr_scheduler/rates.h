@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rates of all groups from one formula, and the checks of arguments that schedulers share.
+// Common code for rates of all groups, and argument checks of the schedulers.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -15,16 +15,16 @@
 
 namespace torchfuse::optim {
 
-/// `formula` of each rate.
+/// Applies `formula` to each rate.
 template <class Formula>
 std::vector<double> each(std::vector<double> rates, const Formula& formula) {
   for (double& rate : rates) rate = formula(rate);
   return rates;
 }
 
-/// A rate that rounding alone takes below zero, as at the end of a line to zero, is zero:
-/// optimizers refuse negative rates. Rounding grows with the number of steps, and relative to
-/// `scale`.
+/// Returns 0 for a rate that only rounding made negative, as at the end of a linear decay to 0,
+/// because optimizers reject negative rates. Rounding errors are relative to `scale` and grow with
+/// the step count.
 inline double without_rounding_below_zero(double rate, double scale) {
   constexpr double kRounding = 1e-6;
   return rate < 0.0 && rate >= -kRounding * scale ? 0.0 : rate;
@@ -38,7 +38,7 @@ inline constexpr const char* kFractionRange = "from 0 to 1";
 inline constexpr const char* kPositiveFractionRange = "greater than 0 and at most 1";
 inline constexpr const char* kBelowOneRange = "at least 0 and less than 1";
 
-/// Throws unless `valid` holds, which `range` says in words.
+/// Throws unless `valid` returns true; `range` describes valid values.
 inline void check_number(const char* owner, const char* option, double value, const char* range,
                          bool (*valid)(double)) {
   TORCH_CHECK_VALUE(valid(value), owner, ": expected ", option, " to be ", range, ", got ", value,

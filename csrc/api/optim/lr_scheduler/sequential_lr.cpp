@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Schedulers of schedulers.
+// Schedulers that contain schedulers.
 #include <torchfuse/optim/lr_scheduler/sequential_lr.h>
 
 #include <c10/util/Exception.h>
@@ -16,8 +16,9 @@ namespace torchfuse::optim {
 
 namespace {
 
-/// Throws, naming `owner` and the place, unless there are schedulers, all of `optimizer` (null: of
-/// the first one's), and none that steps by a metric. Returns the optimizer.
+/// Checks inner schedulers and returns their optimizer. Throws, naming `owner` and the index, for
+/// an empty list, a null pointer, a ReduceLROnPlateau, or a scheduler of another optimizer. A null
+/// `optimizer` means the first scheduler's optimizer.
 torch::optim::Optimizer& check_inner(const char* owner,
                                      const std::vector<std::shared_ptr<LRScheduler>>& schedulers,
                                      torch::optim::Optimizer* optimizer = nullptr) {
@@ -28,11 +29,12 @@ torch::optim::Optimizer& check_inner(const char* owner,
                       "] to be a scheduler, got a null pointer.");
     TORCH_CHECK_VALUE(dynamic_cast<const ReduceLROnPlateau*>(scheduler) == nullptr, owner,
                       ": expected schedulers[", i,
-                      "] to step without a metric, got a ReduceLROnPlateau. Step that by itself.");
+                      "] to step without a metric, got a ReduceLROnPlateau. Step the "
+                      "ReduceLROnPlateau separately.");
     if (optimizer == nullptr) optimizer = &scheduler->optimizer();
     TORCH_CHECK_VALUE(&scheduler->optimizer() == optimizer, owner, ": expected schedulers[", i,
                       "] to belong to the same optimizer, got a ", scheduler->name(),
-                      " of another one.");
+                      " of another optimizer.");
   }
   return *optimizer;
 }
@@ -82,9 +84,8 @@ void SequentialLR::check() const {
   for (std::size_t i = 0; i < schedulers_.size(); ++i) {
     schedulers_[i]->check_groups();
     TORCH_CHECK_VALUE(i == 0 || schedulers_[i]->schedulers().empty(), name(),
-                      ": expected schedulers[", i,
-                      "] to have a formula for its first epoch, got a ", schedulers_[i]->name(),
-                      ". Only the first can have schedulers within.");
+                      ": expected schedulers[", i, "] to contain no schedulers, got a ",
+                      schedulers_[i]->name(), ". Only schedulers[0] may contain schedulers.");
   }
   TORCH_CHECK_VALUE(milestones_.size() == schedulers_.size() - 1, name(), ": expected ",
                     schedulers_.size() - 1, " milestones, one fewer than schedulers, got ",
@@ -92,8 +93,8 @@ void SequentialLR::check() const {
   std::int64_t least = 1;
   for (std::size_t i = 0; i < milestones_.size(); ++i) {
     TORCH_CHECK_VALUE(milestones_[i] >= least, name(), ": expected milestones[", i,
-                      "] to be at least ", least, ", after those before it, got ", milestones_[i],
-                      ".");
+                      "] to be at least ", least, ", got ", milestones_[i],
+                      ". Milestones must increase.");
     least = milestones_[i] + 1;
   }
 }

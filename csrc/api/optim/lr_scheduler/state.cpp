@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The entries of a scheduler's state: written, checked and read by one description.
+// LRSchedulerFields, and the state of LRScheduler.
 #include <torchfuse/optim/lr_scheduler/state.h>
 
 #include <c10/util/Exception.h>
@@ -24,7 +24,7 @@ void LRSchedulerFields::entry(
   }
   const auto found = state_.find(key);
   TORCH_CHECK_VALUE(found != state_.end(), owner_, ": expected the state to hold '", key,
-                    "', got one without it. Load what this class has saved.");
+                    "', got none. Load a state that the same class saved.");
   const std::string expected = owner_ + ": expected the state's " + key;
   read(found->second, expected, task_ == Task::kRead);
 }
@@ -67,8 +67,8 @@ void LRSchedulerFields::numbers(const char* key, std::vector<double>& values) {
     std::vector<double> read;
     const std::optional<std::vector<c10::IValue>> elements = to_elements(saved);
     TORCH_CHECK_VALUE(elements && elements->size() == groups_, expected, " to be ", groups_,
-                      " numbers, one for each parameter group, got ", shown(saved),
-                      ". Load it for an optimizer with as many groups.");
+                      " numbers, one per parameter group, got ", shown(saved),
+                      ". Load the state with an optimizer that has as many groups.");
     for (const c10::IValue& element : *elements) {
       const std::optional<double> number = to_number(element);
       TORCH_CHECK_VALUE(number && std::isfinite(*number), expected, " to be finite numbers, got ",
@@ -87,7 +87,7 @@ void LRSchedulerFields::same(const char* key, bool value) {
   entry(key, value, [&](const c10::IValue& saved, const std::string& expected, bool) {
     TORCH_CHECK_VALUE(saved.isBool() && saved.toBool() == value, expected, " to be ",
                       value ? "true" : "false", " as in this scheduler, got ", shown(saved),
-                      ". Construct the scheduler as the saved one was.");
+                      ". Construct the scheduler with the saved scheduler's options.");
   });
 }
 
@@ -105,8 +105,8 @@ void LRSchedulerFields::schedulers(const char* key,
         [&](const c10::IValue& saved, const std::string& expected, bool assign) {
           const std::optional<std::vector<LRSchedulerState>> states = to_states(saved);
           TORCH_CHECK_VALUE(states && states->size() == values.size(), expected, " to be ",
-                            values.size(), " states, one for each scheduler within, got ",
-                            shown(saved), ".");
+                            values.size(), " states, one per inner scheduler, got ", shown(saved),
+                            ".");
           for (std::size_t i = 0; i < values.size(); ++i) {
             const std::string owner =
                 owner_ + ": " + key + "[" + std::to_string(i) + "], " + values[i]->name();
@@ -115,7 +115,7 @@ void LRSchedulerFields::schedulers(const char* key,
         });
 }
 
-// --- Of a scheduler ------------------------------------------------------------------------------
+// --- LRScheduler ---------------------------------------------------------------------------------
 
 void LRScheduler::visit_state(LRSchedulerFields& fields) {
   fields.numbers("base_lrs", base_lrs_);
@@ -127,7 +127,7 @@ void LRScheduler::visit_state(LRSchedulerFields& fields) {
 LRSchedulerState LRScheduler::state_dict() const {
   LRSchedulerFields fields(LRSchedulerFields::Task::kWrite, name_, LRSchedulerState(),
                            last_lr_.size());
-  // One description serves three tasks; this one only reads the members.
+  // visit_state() is not const, because it also loads states. Here it only reads the members.
   const_cast<LRScheduler*>(this)->visit_state(fields);
   return fields.state_;
 }
@@ -161,10 +161,10 @@ void LRScheduler::load(torch::serialize::InputArchive& archive) {
   const auto check = [&](const char* key, const std::string& expected) {
     c10::IValue value;
     TORCH_CHECK_VALUE(archive.try_read(key, value), owner, ": expected the archive to hold ", key,
-                      ", got an archive without it. Load what torch::save wrote of a scheduler.");
+                      ", got none. Load an archive that torch::save wrote for a scheduler.");
     TORCH_CHECK_VALUE(value.isString() && value.toStringRef() == expected, owner,
                       ": expected the archive's ", key, " to be ", expected, ", got ", shown(value),
-                      ". Load what torch::save wrote of this class.");
+                      ". Load an archive that torch::save wrote for this class.");
   };
   check("format", kSchedulerFormat);
   check("scheduler", signature());

@@ -85,7 +85,7 @@ bool is_rate(double value) { return std::isfinite(value) && value >= 0.0; }
 std::optional<double> to_number(const c10::IValue& value) {
   if (value.isInt()) return static_cast<double>(value.toInt());
   if (value.isDouble()) return value.toDouble();
-  // Python's rates are tensors if the optimizer's are.
+  // Python saves rates as tensors if the optimizer's rates are tensors.
   if (value.isTensor() && value.toTensor().defined() && value.toTensor().numel() == 1) {
     return to_number(c10::IValue(value.toTensor().item()));
   }
@@ -157,7 +157,7 @@ LRSchedulerState read_nested(torch::serialize::InputArchive& archive, const std:
   c10::IValue value;
   TORCH_CHECK_VALUE(archive.try_read(key, value) && value.isModule(), owner,
                     ": expected the archive to hold a nested archive ", key,
-                    ", got none. Load what torch::save wrote of a scheduler.");
+                    ", got none. Load an archive that torch::save wrote for a scheduler.");
   torch::serialize::InputArchive nested;
   archive.read(key, nested);
   return read_all(nested);

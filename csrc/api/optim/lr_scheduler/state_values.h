@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The values of a scheduler's state: in memory, in archives and in messages.
+// Conversion of a scheduler's state values to and from archives, and to text.
 //
 // Note [States in archives]
-// An archive holds no dictionaries and no lists, but nested archives and tuples. A dictionary
-// becomes a nested archive, a list of dictionaries one whose keys are the places, and any other
-// list a tuple. Whoever reads a value takes both forms, so that states of Python need no
+// Archives support nested archives and tuples, but neither dictionaries nor lists. A dictionary
+// becomes a nested archive. A list of dictionaries becomes a nested archive whose keys are the
+// indices. Any other list becomes a tuple. Readers accept both forms, so Python's states need no
 // conversion.
 #pragma once
 
@@ -22,28 +22,28 @@ namespace torchfuse::optim {
 inline constexpr const char* kSchedulerFormat = "torchfuse.optim.lr_scheduler.1";
 inline constexpr const char* kRateRange = "finite and at least 0";
 
-/// Whether a number is finite and at least 0.
+/// Returns whether a number is finite and at least 0.
 bool is_rate(double value);
 
-/// A number of any type, or the one in a tensor; none for other values.
+/// Returns a number of any type or a 1-element tensor's number; `nullopt` for other values.
 std::optional<double> to_number(const c10::IValue& value);
-/// The elements of a list or tuple; none for other values.
+/// Returns the elements of a list or tuple; `nullopt` for other values.
 std::optional<std::vector<c10::IValue>> to_elements(const c10::IValue& value);
-/// The states in a list, or in a state whose keys are places; none for other values.
+/// Returns the states in a list, or in a dictionary whose keys are indices; `nullopt` otherwise.
 std::optional<std::vector<LRSchedulerState>> to_states(const c10::IValue& value);
-/// Integers by integers, whose keys may be strings; none for other values.
+/// Returns a map from integers to integers; keys may be strings. `nullopt` for other values.
 std::optional<std::map<std::int64_t, std::int64_t>> to_counts(const c10::IValue& value);
 
-/// The states as a list of dictionaries.
+/// Returns the states as a list of dictionaries.
 c10::IValue to_ivalue(const std::vector<LRSchedulerState>& states);
 
-/// The value, for a message.
+/// Returns the value as text.
 std::string shown(const c10::IValue& value);
 
 /// Writes the state under `key`.
 void write_nested(torch::serialize::OutputArchive& archive, const std::string& key,
                   const LRSchedulerState& state);
-/// Reads what write_nested() wrote. Throws, naming `owner`, if there is no such entry.
+/// Reads a state that write_nested() wrote. Throws, naming `owner`, if there is none.
 LRSchedulerState read_nested(torch::serialize::InputArchive& archive, const std::string& owner,
                              const std::string& key);
 

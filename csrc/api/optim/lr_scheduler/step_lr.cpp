@@ -42,7 +42,7 @@ MultiStepLR::MultiStepLR(torch::optim::Optimizer& optimizer,
   for (const std::int64_t milestone : milestones) {
     TORCH_CHECK_VALUE(milestone >= least, name(),
                       ": expected milestones to be at least 0 and not decreasing, got ", milestone,
-                      " after ", least, ". Sort them.");
+                      " after ", least, ". Sort the milestones.");
     least = milestone;
     ++milestones_[milestone];
   }
@@ -74,8 +74,7 @@ void MultiStepLR::visit_state(LRSchedulerFields& fields) {
     for (const auto& [milestone, count] : counts.value_or(milestones_)) {
       valid = valid && milestone >= 0 && count >= 1;
     }
-    TORCH_CHECK_VALUE(valid, expected, " to be numbers of decays by epoch, got ", shown(saved),
-                      ".");
+    TORCH_CHECK_VALUE(valid, expected, " to map epochs to decay counts, got ", shown(saved), ".");
     if (assign) milestones_ = std::move(*counts);
   };
   fields.entry("milestones", written, read);

@@ -275,8 +275,8 @@ TEST_F(CustomFunction, RefusesBadInput) {
   expect_error([] { const CustomBackward amp(nullptr, torch::kCPU); },
                "CustomBackward: expected ctx to be the context of backward(), got a null pointer.");
   expect_error([&] { const CustomBackward amp(&ctx, torch::kCPU); },
-               "CustomBackward: expected forward() to have made a CustomForward for cpu, got none. "
-               "Make one at its start.");
+               "CustomBackward: expected forward() to construct a CustomForward for cpu, got none. "
+               "Construct one at the start of forward().");
   EXPECT_EQ(state(), outside_);
 }
 

@@ -290,7 +290,7 @@ TEST(GradScalerExtras, RefusesNumbersOutOfRange) {
   refuses(GradScalerOptions().hysteresis(0),
           "hysteresis to be a 32-bit count of at least 1, got 0.");
   refuses(GradScalerOptions().max_scale(1e39), "0 <= min_scale <= max_scale within fp32");
-  refuses(GradScalerOptions().history_size(-1), "history_size to be a number of updates, got -1.");
+  refuses(GradScalerOptions().history_size(-1), "history_size to be at least 0, got -1.");
   GradScaler scaler = started_scaler();
   expect_error([&] { scaler.update(NAN); },
                "GradScaler: expected new_scale to be positive and finite, got nan.");

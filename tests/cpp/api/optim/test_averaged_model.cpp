@@ -169,13 +169,12 @@ TEST(AveragedModel, OtherModelsAndDecaysAreRefused) {
   const double before = weight_of(averaged);
   torch::nn::Linear linear(2, 3);
   expect_error([&] { averaged.update_parameters(*linear); },
-               "AveragedModel: expected a model with 4 parameters, as the one that was copied, got "
-               "one with 2.");
+               "AveragedModel: expected a model with 4 parameters, like the copied model, got 2.");
   Small other;
   other->fc->weight.set_data(torch::zeros({3, 5}));
   expect_error([&] { averaged.update_parameters(*other); },
-               "expected parameters[0] to be fc.weight of sizes [3, 2], as in the model that was "
-               "copied, got fc.weight of sizes [3, 5].");
+               "expected parameters[0] to be fc.weight of sizes [3, 2], as in the copied model, "
+               "got fc.weight of sizes [3, 5].");
   EXPECT_EQ(weight_of(averaged), before);
   EXPECT_EQ(averaged.n_averaged(), 1);
 }

@@ -197,7 +197,7 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
   refused([](auto&, auto& state) { state.step(torch::ones({2})); },
           "state[1].step to be a 0-dim Float tensor");
   refused([](auto&, auto& state) { state.step(torch::tensor(-1.0f)); },
-          "state[1].step to be a finite whole number >= 0, got -1");
+          "state[1].step to be a finite integer >= 0, got -1");
   refused([](auto&, auto& state) { state.step(torch::Tensor()); },
           "expected the archive to hold param_groups[0].state[1].step");
   const auto with_master = [](auto& options, auto& state) {

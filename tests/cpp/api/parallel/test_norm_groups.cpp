@@ -157,7 +157,7 @@ TEST(NormGroups, AreGroupsOfThisProcessAndGivenOnce) {
                      "' a second time");
     parallel::ShardedOptimizer<FusedAdam> split(sharded_params(), {}, group);
     expect_error([&] { split.set_norm_groups({group.name()}); },
-                 "FusedAdam::set_norm_groups: expected groups of processes with other parameters, "
+                 "FusedAdam::set_norm_groups: expected groups whose ranks step other parameters, "
                  "got '" +
                      group.name() + "'");
   });

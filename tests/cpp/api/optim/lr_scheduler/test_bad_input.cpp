@@ -33,8 +33,9 @@ TEST(LRSchedulerBadInput, OfFormulas) {
   refuses<StepLR>("gamma to be finite and at least 0, got nan.", 1, kNoNumber);
   refuses<StepLR>("gamma to be finite and at least 0, got -0.5.", 1, -0.5);
   refuses<StepLR>("last_epoch to be at least 0, or -1 for a new run, got -2.", 1, 0.1, -2);
-  refuses<MultiStepLR>("milestones to be at least 0 and not decreasing, got 3 after 5. Sort them.",
-                       Milestones{5, 3});
+  refuses<MultiStepLR>(
+      "milestones to be at least 0 and not decreasing, got 3 after 5. Sort the milestones.",
+      Milestones{5, 3});
   refuses<MultiStepLR>("milestones to be at least 0", Milestones{-1});
   refuses<ExponentialLR>("gamma to be finite and at least 0, got inf.", kEndless);
   refuses<ConstantLR>("factor to be greater than 0 and at most 1, got 0.", 0.0);
@@ -120,19 +121,19 @@ TEST(LRSchedulerBadInput, OfSequencesAndChains) {
   refuses_list({step(optimizer), nullptr}, {1},
                "schedulers[1] to be a scheduler, got a null pointer.");
   refuses_list({step(optimizer), plateau}, {1},
-               "schedulers[1] to step without a metric, got a ReduceLROnPlateau. Step that by "
-               "itself.");
+               "schedulers[1] to step without a metric, got a ReduceLROnPlateau. Step the "
+               "ReduceLROnPlateau separately.");
   refuses_list({step(optimizer), step(other)}, {1},
-               "schedulers[1] to belong to the same optimizer, got a StepLR of another one.");
+               "schedulers[1] to belong to the same optimizer, got a StepLR of another optimizer.");
   refuses_list({step(optimizer), chain}, {1},
-               "schedulers[1] to have a formula for its first epoch, got a ChainedScheduler.");
+               "schedulers[1] to contain no schedulers, got a ChainedScheduler.");
   refuses_list({step(optimizer)}, {4}, "0 milestones, one fewer than schedulers, got 1.");
   refuses_list({step(optimizer), step(optimizer), step(optimizer)}, {5, 5},
-               "milestones[1] to be at least 6, after those before it, got 5.");
+               "milestones[1] to be at least 6, got 5. Milestones must increase.");
   refuses_list({step(optimizer), step(optimizer)}, {0}, "milestones[0] to be at least 1");
   expect_error([&] { ChainedScheduler(SchedulerList{step(optimizer), step(other)}); },
                "ChainedScheduler: expected schedulers[1] to belong to the same optimizer, got a "
-               "StepLR of another one.");
+               "StepLR of another optimizer.");
   expect_error([] { ChainedScheduler(SchedulerList{}); },
                "ChainedScheduler: expected at least one scheduler, got none.");
 }
@@ -149,8 +150,8 @@ TEST(LRSchedulerBadInput, OfRatesAndGroupsOfTheOptimizer) {
       torch::optim::OptimizerParamGroup({torch::ones({1}).requires_grad_(true)}));
   const Rates before = rates_of(optimizer);
   expect_error([&] { scheduler.step(); },
-               "StepLR: expected the optimizer to have 2 parameter groups, as when the scheduler "
-               "was made, got 3. Make a new scheduler after add_param_group().");
+               "StepLR: expected the optimizer to have 2 parameter groups, as at construction, got "
+               "3. Construct a new scheduler after add_param_group().");
   EXPECT_EQ(rates_of(optimizer), before);
   EXPECT_EQ(scheduler.last_epoch(), 0);
 }

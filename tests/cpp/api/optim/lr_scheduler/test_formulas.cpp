@@ -123,9 +123,9 @@ TEST(CyclicLR, RefusesOptimizersWithoutMomentum) {
                                              static_cast<torch::optim::Optimizer*>(&of_torch)}) {
     expect_error(
         [&] { CyclicLR(*optimizer, CyclicLROptions(0.1, 0.5)); },
-        "CyclicLR: expected options with momentum or betas in group 0, of FusedAdam, "
+        "CyclicLR: expected options with momentum or betas in group 0 (FusedAdam, "
         "FusedLAMB, FusedLARS, FusedLion, FusedNovoGrad, FusedSGD, or torch's Adam, AdamW, "
-        "RMSprop or SGD, got others. Use cycle_momentum(false).");
+        "RMSprop or SGD), got other options. Use cycle_momentum(false).");
     expect_error([&] { OneCycleLR(*optimizer, OneCycleLROptions(0.1).total_steps(9)); },
                  "OneCycleLR: expected options with momentum or betas in group 0");
     EXPECT_EQ(rates_of(*optimizer), base_rates());
@@ -153,7 +153,7 @@ TEST(OneCycleLR, EndsAfterItsSteps) {
   for (int step = 0; step < 4; ++step) scheduler.step();
   const Rates last = rates_of(optimizer);
   expect_error([&] { scheduler.step(); },
-               "OneCycleLR.step: expected at most 4 steps, as total_steps says, got step 5.");
+               "OneCycleLR.step: expected at most total_steps = 4 steps, got step 5.");
   EXPECT_EQ(rates_of(optimizer), last);
   EXPECT_EQ(scheduler.last_epoch(), 4);
 }

@@ -175,9 +175,10 @@ TEST(LRScheduler, StepIfAppliedTellsOptimizersOfOneScalerApart) {
 TEST(LRScheduler, StepIfAppliedKnowsOnlySteppedOptimizers) {
   auto optimizer = two_groups();
   StepLR scheduler(optimizer, 1);
-  expect_error([&] { scheduler.step_if_applied(); },
-               "StepLR.step_if_applied: expected an optimizer of torchfuse, which knows whether "
-               "its last step was skipped, got another one. Pass the scaler that steps it.");
+  expect_error(
+      [&] { scheduler.step_if_applied(); },
+      "StepLR.step_if_applied: expected a torchfuse optimizer, which records skipped steps, "
+      "got another optimizer. Pass the scaler that steps the optimizer.");
   const GradScaler scaler(torch::kCPU);
   EXPECT_FALSE(scheduler.step_if_applied(scaler));
   const GradScaler disabled(torch::kCPU, GradScalerOptions().enabled(false));
@@ -240,16 +241,15 @@ TEST(LRSchedulerState, RefusesDamagedStates) {
     expect_error([&] { scheduler.load_state_dict(state); }, "StepLR.load_state_dict: " + text);
     EXPECT_EQ(scheduler.state_dict().at("step_size").toInt(), 2);
   };
-  refuses(
-      "gamma", {},
-      "expected the state to hold 'gamma', got one without it. Load what this class has saved.");
+  refuses("gamma", {},
+          "expected the state to hold 'gamma', got none. Load a state that the same class saved.");
   refuses("gamma", "0.1", "expected the state's gamma to be finite and at least 0, got 0.1.");
   refuses("gamma", -1.0, "expected the state's gamma to be finite and at least 0, got -1.");
   refuses("last_epoch", -2,
           "expected the state's last_epoch to be an integer of at least -1, got -2.");
   refuses("base_lrs", std::vector<double>{0.5},
-          "expected the state's base_lrs to be 2 numbers, one for each parameter group, got [0.5]. "
-          "Load it for an optimizer with as many groups.");
+          "expected the state's base_lrs to be 2 numbers, one per parameter group, got [0.5]. "
+          "Load the state with an optimizer that has as many groups.");
   refuses("base_lrs", std::vector<double>{0.1, std::nan("")},
           "expected the state's base_lrs to be finite numbers, got nan.");
 }
@@ -259,10 +259,10 @@ TEST(LRSchedulerState, RefusesArchivesOfOthers) {
   StepLR scheduler(optimizer, 2);
   expect_error([&] { load(scheduler, saved(ExponentialLR(optimizer, 0.5))); },
                "StepLR.load: expected the archive's scheduler to be StepLR, got ExponentialLR. "
-               "Load what torch::save wrote of this class.");
+               "Load an archive that torch::save wrote for this class.");
   expect_error([&] { load(scheduler, saved(optimizer)); },
-               "StepLR.load: expected the archive to hold format, got an archive without it. Load "
-               "what torch::save wrote of a scheduler.");
+               "StepLR.load: expected the archive to hold format, got none. Load an archive that "
+               "torch::save wrote for a scheduler.");
   torch::serialize::OutputArchive later;
   later.write("format", c10::IValue("torchfuse.optim.lr_scheduler.2"));
   torch::serialize::InputArchive archive = reopened(later);
@@ -287,7 +287,7 @@ TEST(LRSchedulerState, ALoadOfManyIsAllOrNothing) {
   EXPECT_EQ(damaged["_schedulers"].toListRef()[1].toGenericDict().erase("gamma"), 1U);
   expect_error([&] { chain->load_state_dict(damaged); },
                "ChainedScheduler.load_state_dict: _schedulers[1], StepLR: expected the state to "
-               "hold 'gamma', got one without it.");
+               "hold 'gamma', got none.");
   EXPECT_EQ(chain->last_epoch(), 2);
 }
 
@@ -298,7 +298,7 @@ TEST(LRSchedulerState, TheMomentumIsThatOfTheOptimizer) {
   CyclicLR without(other, CyclicLROptions(0.1, 0.5).cycle_momentum(false));
   expect_error([&] { load(without, saved(scheduler)); },
                "CyclicLR.load: expected the state's cycle_momentum to be false as in this "
-               "scheduler, got true. Construct the scheduler as the saved one was.");
+               "scheduler, got true. Construct the scheduler with the saved scheduler's options.");
 }
 
 }  // namespace
