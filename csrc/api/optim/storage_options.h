@@ -106,7 +106,7 @@ void check_storage_options(const char* name, const std::string& owner, const Opt
   TORCH_CHECK_VALUE(!options.store_param_remainders() || options.master_weights(), name,
                     ": expected ", owner,
                     ".master_weights to be true with store_param_remainders, got false. A "
-                    "remainder is what a bf16 parameter lacks of its fp32 master.");
+                    "remainder holds the bits of an fp32 master that bf16 cannot hold.");
   TORCH_CHECK_VALUE(!options.stochastic_rounding() || !options.master_weights(), name,
                     ": expected ", owner,
                     ".master_weights to be false with stochastic_rounding, got true. A parameter "
@@ -140,7 +140,7 @@ inline void check_state_dtype(const char* name, const std::string& option,
 template <class Options>
 void check_storage(const char* name, const std::string& owner, const Options& options,
                    const std::vector<at::Tensor>& params) {
-  constexpr const char* kRemedy = " in a group of its own for other parameters.";
+  constexpr const char* kRemedy = " in a separate group for other parameters.";
   visit_storage_options(options, [&](const char* key, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const std::optional<at::ScalarType>&>) {
       check_state_dtype(name, owner + "." + key, value, params);
