@@ -28,9 +28,9 @@ inline constexpr double kLargestScale = 0x1p126;
 /// Loss scaler options that torch.amp.GradScaler lacks. The defaults give torch's behavior.
 struct ScalerExtras {
   std::int64_t hysteresis = 1;  ///< overflows in a row that trigger a backoff; each skips a step
-  /// Lower bound of the scale at a backoff. `nullopt` and smaller values mean kSmallestScale.
+  /// Lower bound for the scale at a backoff. `nullopt` and smaller values mean kSmallestScale.
   std::optional<double> min_scale;
-  /// Upper bound of the scale at growth. `nullopt` and larger values mean kLargestScale.
+  /// Upper bound for the scale at growth. `nullopt` and larger values mean kLargestScale.
   std::optional<double> max_scale;
   bool dynamic = true;  ///< false: static scale; overflows still skip their steps
   /// Name of a process group, registered as for all_reduce_(). An overflow on one rank makes all
@@ -40,7 +40,7 @@ struct ScalerExtras {
   std::int64_t history_size = 0;  ///< number of updates that scale_history() keeps
 };
 
-/// One update of the scale.
+/// A scale update.
 struct ScaleHistoryEntry {
   std::int64_t step;  ///< index of the update, from 0
   double scale;       ///< scale that the step used, before the update
@@ -69,12 +69,13 @@ class TORCHFUSE_API GradScalerCore {
 
   /// Returns the scale (1 element, fp32); undefined before initialize().
   const at::Tensor& scale() const { return scale_; }
-  /// Returns the count of clean steps since the last overflow or growth (1 element, int32);
+  /// Returns the clean-step count since the last overflow or growth (1 element, int32);
   /// undefined before initialize().
   const at::Tensor& growth_tracker() const { return growth_tracker_; }
-  /// Replaces the persistent scale (1 element, fp32); an undefined tensor removes it.
+  /// Replaces the persistent scale (1 element, fp32). An undefined tensor removes the scale.
   void set_scale(at::Tensor scale);
-  /// Replaces the persistent growth tracker (1 element, int32); an undefined tensor removes it.
+  /// Replaces the persistent growth tracker (1 element, int32). An undefined tensor removes the
+  /// tracker.
   void set_growth_tracker(at::Tensor growth_tracker);
 
   const ScalerExtras& extras() const { return extras_; }  ///< options given to the constructor
@@ -87,9 +88,9 @@ class TORCHFUSE_API GradScalerCore {
   /// Returns an int64 tensor [3]: updates, updates with an overflow, and whether the last update
   /// had an overflow (0 or 1). Undefined before initialize().
   const at::Tensor& step_counts() const { return counts_; }
-  /// Returns the values of step_counts() as numbers. Synchronizes with the device.
+  /// Returns step_counts() as numbers. Synchronizes with the device.
   std::vector<std::int64_t> counts() const;
-  /// Sets the 3 values of step_counts().
+  /// Sets the 3 values in step_counts().
   void set_counts(const std::vector<std::int64_t>& counts);
   /// Returns the last `history_size` updates, oldest first. Synchronizes with the device.
   std::vector<ScaleHistoryEntry> scale_history() const;

@@ -16,7 +16,7 @@
 
 namespace torchfuse::optim {
 
-/// Options of an `AveragedModel`.
+/// AveragedModel's options.
 struct TORCHFUSE_API AveragedModelOptions {
   /// Decay of an exponential moving average, in [0, 1]. `nullopt` (default) weights all updates
   /// equally, which is stochastic weight averaging.
@@ -64,7 +64,7 @@ class TORCHFUSE_API AveragedModel : public torch::nn::Module {
 
   /// Returns the copy that holds the averages.
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return module_; }
-  /// Returns the number of updates.
+  /// Returns the update count.
   [[nodiscard]] std::int64_t n_averaged() const;
 
  private:

@@ -27,7 +27,7 @@
 
 namespace torchfuse::optim {
 
-/// Options that all fused optimizers share. `Self` is the derived struct of one optimizer.
+/// Options that all fused optimizers share. `Self` is the optimizer's derived struct.
 ///
 /// A parameter group without options gets the optimizer's defaults. A group with options keeps
 /// its options unchanged. Optimizer-wide options must be equal in all groups.
@@ -35,7 +35,7 @@ template <class Self>
 struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOptions<Self> {
   TORCHFUSE_ARG(double, lr) = 0.0;              ///< learning rate, >= 0
   TORCHFUSE_ARG(bool, master_weights) = false;  ///< fp32 masters for fp16 and bf16 parameters
-  /// Maximum global L2 norm of the unscaled gradients, >= 0, to which the step clips. `nullopt`
+  /// Maximum global L2 norm for the unscaled gradients, >= 0, to which the step clips. `nullopt`
   /// disables clipping. Optimizer-wide.
   TORCHFUSE_ARG(std::optional<double>, max_grad_norm) = std::nullopt;
   /// Threshold, >= 0: a step whose global gradient norm is greater is skipped. Such a skip is not
@@ -58,7 +58,7 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   /// Rounds bf16 parameters stochastically (unbiased) instead of to nearest. Excludes
   /// master_weights.
   TORCHFUSE_ARG(bool, stochastic_rounding) = false;
-  /// Seed of stochastic rounding, >= 0. The random bits depend only on the seed, the parameter's
+  /// Seed for stochastic rounding, >= 0. The random bits depend only on the seed, the parameter's
   /// index over all groups and step count, and the element's index in the unsharded parameter.
   /// Optimizer-wide.
   TORCHFUSE_ARG(std::int64_t, seed) = 0;
@@ -70,7 +70,7 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
 
  public:
   /// Checks all values.
-  /// @param owner name of the options in error messages.
+  /// @param owner the options' name in error messages.
   /// @throws c10::Error naming `owner` and the option if a value is out of range.
   virtual void check(const std::string& owner) const;
 
@@ -92,15 +92,15 @@ struct TORCHFUSE_API FusedOptionsOf : public torch::optim::OptimizerCloneableOpt
   bool equals(const Self& other) const;
 };
 
-/// Per-parameter state that all fused optimizers share. `Self` is the derived struct of one
-/// optimizer, and `Options` are the optimizer's options.
+/// Per-parameter state that all fused optimizers share. `Self` is the optimizer's
+/// derived struct, and `Options` are the optimizer's options.
 template <class Self, class Options>
 struct TORCHFUSE_API FusedParamStateOf : public torch::optim::OptimizerCloneableParamState<Self> {
   TORCHFUSE_ARG(torch::Tensor, step) = {};          ///< step count, 0-dim fp32 view of a buffer
   TORCHFUSE_ARG(torch::Tensor, master_param) = {};  ///< fp32 master of a 16-bit parameter
   /// int16 remainder that replaces master_param for bf16 parameters with store_param_remainders.
   TORCHFUSE_ARG(torch::Tensor, param_remainder) = {};
-  /// Moving average of the parameter if ema_decay is set: fp64 for an fp64 parameter, else fp32.
+  /// The parameter's moving average if ema_decay is set: fp64 for an fp64 parameter, else fp32.
   TORCHFUSE_ARG(torch::Tensor, ema_param) = {};
 
  public:
