@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """State dicts in the layouts of apex.optimizers.
 
-Other checkpoints need no conversion. `load_state_dict` of torchfuse's optimizers reads the state
-dicts of apex and torch.optim, torch.optim's optimizers read what `state_dict` returns, and
-`save_checkpoint` writes files that C++ reads.
+Other checkpoints need no conversion. torchfuse's optimizers load apex's and torch.optim's state
+dicts. torch.optim's optimizers load torchfuse's state dicts. C++ programs read the files that
+`save_checkpoint` writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FP16_AND_32 = (torch.float16, torch.float32)
 _ADAM_OPTIONS = ("lr", "bias_correction", "betas", "eps", "weight_decay")
 _LAMB_OPTIONS = (*_ADAM_OPTIONS, "grad_averaging", "max_grad_norm")
 
-# Options that change the update and that apex's classes do not have.
+# Options that change the update and that apex's classes lack.
 _UNKNOWN_TO_APEX = ("amsgrad", "lr_decay", "maximize", "trust_ratio_bounds")
 
 
@@ -32,14 +32,14 @@ class _Layout:
     """The layout of apex's state dict for one class.
 
     Attributes:
-        states: keys of each parameter's state.
-        options: keys of each group.
-        counts_steps: each group holds a step count.
-        norms: a torchfuse state with one number per parameter, which apex's group holds as two
-            vectors under `exp_avg_sq`, one for fp16 and one for fp32 parameters.
-        fp32_states: states are fp32 for every parameter dtype; else of the parameter's dtype.
-        device_scalars: `lr` and `step` are tensors.
-        dtypes: parameter dtypes that the class accepts.
+        states: Keys of each parameter's state.
+        options: Keys of each group.
+        counts_steps: Whether each group stores a step count.
+        norms: torchfuse state with one number per parameter. apex's group stores these numbers in
+            two vectors under `exp_avg_sq`, one for fp16 and one for fp32 parameters.
+        fp32_states: Whether states are always fp32 rather than in the parameter's dtype.
+        device_scalars: Whether `lr` and `step` are tensors.
+        dtypes: Parameter dtypes that the class supports.
     """
 
     states: tuple[str, ...]
@@ -82,35 +82,38 @@ _LAYOUTS = {
 
 
 def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Returns the state of an optimizer in the layout of apex's class of the same name.
+    """Returns an optimizer's state in the layout of apex's class with the same name.
 
-    apex counts steps per group, not per parameter, and does not save some modes: pass the same
-    `adam_w_mode`, `use_nvlamb`, `reg_inside_moment` or `wd_after_momentum` to its constructor. It
-    saves no masters, so they are omitted, and a resumed run of apex creates them from its
-    parameters. Its moments have the parameter's dtype, so fp32 moments of 16-bit parameters are
-    rounded, except in FusedAdam and, for parameters of `reduced_precision_dtype`, in
-    FusedMixedPrecisionLamb. apex's layouts do not include `write_back_grads`, `skip_non_finite`,
-    `set_grad_none` and, except for LAMB, `max_grad_norm`.
+    The layout differs from ``state_dict()`` as follows:
 
-    In the other direction, `load_state_dict` of torchfuse's optimizers accepts apex's layouts.
+    - Steps are counted per group, not per parameter.
+    - `adam_w_mode`, `use_nvlamb`, `reg_inside_moment` and `wd_after_momentum` are not saved. Pass
+      the same values to apex's constructor.
+    - Masters are not saved. A resumed apex run creates masters from the parameters.
+    - Moments have the parameter's dtype, so fp32 moments of 16-bit parameters are rounded.
+      FusedAdam, and FusedMixedPrecisionLamb for `reduced_precision_dtype`, keep fp32 moments.
+    - `write_back_grads`, `skip_non_finite`, `set_grad_none` and, except for LAMB, `max_grad_norm`
+      are not saved.
+
+    To convert in the other direction, call `load_state_dict` of a torchfuse optimizer.
 
     Args:
-        optimizer: FusedAdam, FusedLAMB, FusedMixedPrecisionLamb, FusedSGD, FusedNovoGrad,
-            FusedAdagrad, or a subclass of one.
+        optimizer (FusedOptimizer): FusedAdam, FusedLAMB, FusedMixedPrecisionLamb, FusedSGD,
+            FusedNovoGrad, FusedAdagrad or an instance of a subclass.
 
     Returns:
-        A dictionary with ``state``, the states of each parameter that has any, and
-        ``param_groups``, the hyper-parameters as numbers and, for classes that count steps, an int
-        ``step`` in groups that have stepped. In FusedMixedPrecisionLamb ``lr`` is a 0-dim fp32
-        tensor and ``step`` an int32 tensor of shape [1]. In FusedNovoGrad the groups hold
-        ``exp_avg_sq``: two fp32 vectors with the norms of the fp16 and of the fp32 parameters.
-        Tensors whose dtype stays the same share memory with the optimizer, as in ``state_dict()``.
+        A dictionary with ``state``, the states of each parameter that has stepped, and
+        ``param_groups``, the hyper-parameters as numbers. Groups that have stepped contain an int
+        ``step`` if apex's class counts steps. In FusedMixedPrecisionLamb ``lr`` is a 0-dim fp32
+        tensor and ``step`` an int32 tensor of shape [1]. In FusedNovoGrad each group contains
+        ``exp_avg_sq``: one fp32 vector with the norms of fp16 parameters and one for fp32. Tensors
+        whose dtype does not change share memory with the optimizer, as in ``state_dict()``.
 
     Raises:
-        ValueError: for what apex cannot represent: parameters of one group with different step
-            counts, `amsgrad`, `maximize`, `lr_decay`, `trust_ratio_bounds`, LAMB without
-            `max_grad_norm`, or a dtype that its class does not accept; the message names the group.
-        TypeError: for a class that apex does not have.
+        ValueError: If apex cannot represent the state: different step counts in one group,
+            `amsgrad`, `maximize`, `lr_decay`, `trust_ratio_bounds`, LAMB without `max_grad_norm`,
+            or a parameter dtype that apex's class does not support. The message names the group.
+        TypeError: If apex has no such class.
 
     Example:
         >>> import torch
@@ -133,7 +136,7 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
         group = {**saved, **own_group}  # with the options of the step
         where = f"to_apex_state_dict: expected group {index} of {type(optimizer).__name__}"
         _check_group(layout, group, where)
-        # A parameter without states has not stepped yet; apex has no states for it either.
+        # apex has no states either for parameters that have not stepped.
         states = {
             key: (param, packed["state"][key])
             for key, param in zip(saved["params"], group["params"], strict=True)
@@ -142,7 +145,7 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
         for key, (param, own) in states.items():
             dtype = _state_dtype(layout, optimizer, param)
             state[key] = {
-                # A buffer of SGD is None until its first update; apex has no buffer then either.
+                # SGD's buffer is None until the first update, and apex has no buffer until then.
                 name: own[name].to(dtype)
                 for name in layout.states
                 if own.get(name) is not None
@@ -164,8 +167,8 @@ def _layout_of(optimizer: FusedOptimizer) -> _Layout:
         if kind.__name__ in _LAYOUTS and kind.__module__.startswith("torchfuse."):
             return _LAYOUTS[kind.__name__]
     raise TypeError(
-        f"to_apex_state_dict: expected an optimizer that apex has too, {', '.join(_LAYOUTS)}, "
-        f"got {type(optimizer).__name__}."
+        f"to_apex_state_dict: expected an optimizer class that apex has too "
+        f"({', '.join(_LAYOUTS)}), got {type(optimizer).__name__}."
     )
 
 
@@ -173,19 +176,19 @@ def _check_group(layout: _Layout, group: Mapping[str, Any], where: str) -> None:
     for key in _UNKNOWN_TO_APEX:
         if group.get(key):
             raise ValueError(
-                f"{where} to be without {key}, which apex does not have, got {group[key]!r}."
+                f"{where} to have no {key}, because apex does not support it, got {group[key]!r}."
             )
     if "max_grad_norm" in layout.options and group["max_grad_norm"] is None:
         raise ValueError(
-            f"{where} to have a max_grad_norm, which apex needs, got None. A huge one disables "
-            "clipping there."
+            f"{where} to have a max_grad_norm, because apex's class always clips, got None. To "
+            "disable clipping in apex, set max_grad_norm to a huge number."
         )
     for index, param in enumerate(group["params"]):
         if param.requires_grad and param.dtype not in layout.dtypes:
             dtypes = ", ".join(map(str, layout.dtypes))
             raise ValueError(
-                f"{where} to have parameters of {dtypes}, which apex takes there, "
-                f"got {param.dtype} for params[{index}]."
+                f"{where} to have only parameters of {dtypes}, the dtypes that apex's class "
+                f"supports, got {param.dtype} for params[{index}]."
             )
 
 
@@ -200,15 +203,14 @@ def _common_step(steps: Sequence[Any], where: str) -> int:
     counts = sorted({int(step) for step in steps})
     if len(counts) > 1:
         raise ValueError(
-            f"{where} to have one step count, which is all that apex keeps, got "
-            f"{', '.join(map(str, counts))}. Parameters that started later belong in a group of "
-            "their own."
+            f"{where} to have one step count, because apex counts steps per group, got "
+            f"{', '.join(map(str, counts))}. Put parameters that started later into another group."
         )
     return counts[0]
 
 
 def _norms(name: str, states: Any) -> list[Tensor]:
-    """Returns two vectors with one number per parameter: of fp16 and of fp32 parameters."""
+    """Returns two vectors with one number per parameter, for fp16 and fp32 parameters."""
     vectors = []
     for dtype in _FP16_AND_32:
         numbers = [own[name].float().reshape(()) for param, own in states if param.dtype == dtype]
@@ -218,7 +220,7 @@ def _norms(name: str, states: Any) -> list[Tensor]:
 
 
 def _number(value: Any) -> Any:
-    """Converts a hyper-parameter, which may be a tensor here, to a number, which apex uses."""
+    """Returns a hyper-parameter, which may be a tensor or pair, as a number or pair of numbers."""
     if isinstance(value, tuple | list):
         return tuple(_number(element) for element in value)
     return value.item() if isinstance(value, Tensor) else value
@@ -232,11 +234,12 @@ def _make_tensors(exported: dict[str, Any], params: Sequence[Tensor]) -> None:
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Names what to use for converters of files that a program may look for here."""
+    """Raises an error that names save_checkpoint if a program looks for file converters here."""
     if name.startswith(("read_", "write_", "convert_")):
-        # `from torchfuse.convert import ...` would hide the message of an AttributeError.
+        # `from torchfuse.convert import ...` replaces an AttributeError's message.
         raise ImportError(
-            f"torchfuse.convert.{name}: expected to_apex_state_dict, the only function here. Use "
-            "torchfuse.save_checkpoint and load_checkpoint, whose file Python and C++ read."
+            f"torchfuse.convert.{name}: expected to_apex_state_dict, the only function in this "
+            "module. Use torchfuse.save_checkpoint and load_checkpoint: Python and C++ read the "
+            "same file."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cross entropy in one kernel each way, without a softmax or an fp32 copy of the logits."""
+"""Cross entropy with one kernel per pass and no stored softmax or fp32 copy of the logits."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ def softmax_cross_entropy(
     ignore_index: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Returns the cross entropy of each row's softmax, on the CPU and on CUDA.
+    r"""Returns the cross entropy of each row's softmax. Supports CPU and CUDA.
 
     With a row's logits :math:`x`, its label :math:`y` and label smoothing :math:`s`:
 
     .. math:: \log \sum_c e^{x_c} - (1 - s) \, x_y - s \, \mathrm{E}[x]
 
-    as `torch.nn.functional.cross_entropy` with `reduction="none"`. The backward pass recomputes the
-    softmax from the logits. Sums are in fp32 over some thousand classes and in fp64 beyond, and in
-    fp64 for fp64 logits. Logits enter as differences from the largest of their row: errors do not
-    grow with their size.
+    The result equals `torch.nn.functional.cross_entropy` with `reduction="none"`. The backward pass
+    recomputes the softmax from the logits. Sums over up to a few thousand classes are in fp32;
+    longer sums, and sums of fp64 logits, are in fp64. The row's maximum is subtracted from the
+    logits first, so errors do not grow with the logits' magnitude.
 
     Args:
-        logits: ``[N, C]``, fp32, fp16, bf16 or fp64.
-        labels: ``[N]``, int64, from 0 to C - 1. On CUDA, where the host does not read them, another
-            label gives a loss and gradients of NaN.
-        smoothing: :math:`s`, share of the target that is spread over all classes, in [0, 1].
-        ignore_index: label of rows whose loss and gradients are 0. None: there is no such label.
-        dtype: dtype of the losses: the logits', or fp32 for 16-bit logits. None: fp32 under
-            autocast, else the logits'.
+        logits (Tensor): Shape ``[N, C]``, dtype fp32, fp16, bf16 or fp64.
+        labels (Tensor): Shape ``[N]``, dtype int64, values from 0 to C - 1. A label out of range is
+            an error on the CPU. On CUDA the row's loss and gradients are NaN.
+        smoothing (float, default 0.0): Share :math:`s` of the target that is spread over all
+            classes, in [0, 1].
+        ignore_index (int | None, default None): Label whose rows have a loss and gradients of 0.
+            None ignores no row.
+        dtype (torch.dtype | None, default None): Dtype of the losses: the logits' dtype, or fp32
+            for 16-bit logits. None: fp32 under autocast, otherwise the logits' dtype.
 
     Returns:
-        Losses ``[N]``.
+        Losses of shape ``[N]``.
 
     Raises:
-        RuntimeError: for a tensor of the wrong shape, dtype or device, for a smoothing out of
-            range, and on the CPU for a label out of range, naming it.
+        RuntimeError: If a tensor has the wrong shape, dtype or device, if `smoothing` is out of
+            range, or, on the CPU, if a label is out of range.
 
     Example:
         >>> import torch
@@ -67,7 +69,7 @@ def _in_torch(
     ignore_index: int | None,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """The same in torch's operators, which transforms and exported programs know."""
+    """Returns the losses from torch's operators, for function transforms and export."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     if dtype is None:
         dtype = wide if torch.is_autocast_enabled(logits.device.type) else logits.dtype
@@ -79,20 +81,23 @@ def _in_torch(
 
 
 class FusedCrossEntropyLoss(nn.Module):
-    """`torch.nn.CrossEntropyLoss` for class labels, by `softmax_cross_entropy`.
+    """`torch.nn.CrossEntropyLoss` for class labels, computed by `softmax_cross_entropy`.
 
     Args:
-        ignore_index: label of elements that do not count. None: all count.
-        reduction: "mean" over the elements that count, "sum", or "none".
-        label_smoothing: share of the target that is spread over all classes, in [0, 1].
+        ignore_index (int | None, default -100): Label whose elements are ignored. None ignores no
+            element.
+        reduction (str, default "mean"): "mean" over the elements that are not ignored, "sum" or
+            "none".
+        label_smoothing (float, default 0.0): Share of the target that is spread over all classes,
+            in [0, 1].
 
     Raises:
-        ValueError: for another reduction.
+        ValueError: If `reduction` is unknown.
 
     Notes:
-        Differences from torch's class: there are no class weights and no probabilities as targets;
-        the mean and the sum of 16-bit logits are computed from fp32 losses. As torch's, the result
-        is fp32 under autocast, and else of the logits' dtype.
+        Differences from torch's class: class weights and probability targets are not supported.
+        The mean and sum for 16-bit logits are computed from fp32 losses. As with torch's class, the
+        result is fp32 under autocast and otherwise has the logits' dtype.
 
     Example:
         >>> import torch
@@ -122,12 +127,16 @@ class FusedCrossEntropyLoss(nn.Module):
         """Returns the loss.
 
         Args:
-            input: logits ``[C]``, ``[N, C]`` or ``[N, C, ...]``.
-            target: labels ``[]``, ``[N]`` or ``[N, ...]``, int64.
+            input (Tensor): Logits of shape ``[C]``, ``[N, C]`` or ``[N, C, ...]``, dtype fp32,
+                fp16, bf16 or fp64.
+            target (Tensor): Labels of shape ``[]``, ``[N]`` or ``[N, ...]``, dtype int64.
+
+        Returns:
+            0-dim loss, or the losses in the target's shape for `reduction="none"`.
 
         Raises:
-            TypeError: for a target of a floating dtype, such as probabilities.
-            ValueError: for an input without classes, or a target of another shape.
+            TypeError: If `target` has a floating dtype, such as probabilities.
+            ValueError: If `input` has no class dimension, or the shapes do not match.
         """
         if target.is_floating_point():
             raise TypeError(
@@ -137,15 +146,14 @@ class FusedCrossEntropyLoss(nn.Module):
             )
         if input.dim() == 0:
             raise ValueError(
-                "FusedCrossEntropyLoss: expected input to have a dimension of classes, got shape "
-                "[]."
+                "FusedCrossEntropyLoss: expected input to have a class dimension, got shape []."
             )
         classes_last = input.movedim(1, -1) if input.dim() > 1 else input
         if target.shape != classes_last.shape[:-1]:
             raise ValueError(
-                f"FusedCrossEntropyLoss: expected target to have the shape "
-                f"{list(classes_last.shape[:-1])} of input without its classes, got "
-                f"{list(target.shape)} beside {list(input.shape)}."
+                "FusedCrossEntropyLoss: expected target to have the shape "
+                f"{list(classes_last.shape[:-1])}, which is input without the class dimension, got "
+                f"{list(target.shape)} for input of shape {list(input.shape)}."
             )
         losses = softmax_cross_entropy(
             classes_last.reshape(target.numel(), classes_last.shape[-1]),
@@ -154,7 +162,7 @@ class FusedCrossEntropyLoss(nn.Module):
             ignore_index=self.ignore_index,
             dtype=torch.promote_types(input.dtype, torch.float32),
         )
-        # torch has no autocast for meta tensors, and says so with an error.
+        # torch.is_autocast_enabled raises for the meta device.
         autocast = not input.is_meta and torch.is_autocast_enabled(input.device.type)
         dtype = losses.dtype if autocast else input.dtype
         if self.reduction == "none":
@@ -167,7 +175,7 @@ class FusedCrossEntropyLoss(nn.Module):
         return total.to(dtype)
 
     def extra_repr(self) -> str:
-        """Describes the module for `repr`."""
+        """Returns the module's arguments for `repr`."""
         return (
             f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
             f"label_smoothing={self.label_smoothing}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's interface for calling a function on lists of tensors, for programs that use it."""
+"""apex's interface for calling a function on lists of tensors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class MultiTensorApply:
     """Calls `op(chunk_size, noop_flag_buffer, tensor_lists, *args)`, as apex's class does.
 
     Args:
-        chunk_size: number of elements, at least 1, that a function of apex processes at a time.
-            The functions of torchfuse ignore it: no result depends on it.
+        chunk_size (int): Number of elements that apex's functions process at a time, at least 1.
+            torchfuse's functions ignore the chunk size, and no result depends on the value.
 
     Attributes:
-        available: always True; in apex, whether the native module was found.
-        warned: always False; apex sets it after a warning that the native module is missing.
-        chunk_size: the constructor argument.
+        available: Always True. In apex, whether the native module was found.
+        warned: Always False. In apex, whether a warning about a missing native module was issued.
+        chunk_size: The constructor argument.
 
     Raises:
-        ValueError: for a chunk size below 1.
+        ValueError: If `chunk_size` is below 1.
 
     Example:
         >>> import torch
@@ -53,9 +53,9 @@ class MultiTensorApply:
         self.chunk_size = chunk_size
 
     def check_avail(self) -> None:
-        """Does nothing; apex's method raises RuntimeError if its native module is missing.
+        """Does nothing. apex's method raises RuntimeError if its native module is missing.
 
-        torchfuse cannot be imported without its native library, so there is nothing to check.
+        torchfuse cannot be imported without the native library, so there is nothing to check.
         """
 
     def __call__(
@@ -68,16 +68,17 @@ class MultiTensorApply:
         """Calls `op` with the chunk size, the flag, the lists and `args`.
 
         Args:
-            op: function to call.
-            noop_flag_buffer: 1-element int32 on the tensors' device, which `op` reads or sets.
-            tensor_lists: lists or tuples of tensors, all of the same length.
-            args: additional arguments of `op`.
+            op (Callable): Function to call.
+            noop_flag_buffer (Tensor): 1-element int32 tensor on the tensors' device. `op` reads or
+                sets the flag.
+            tensor_lists (Sequence[Sequence[Tensor]]): Lists or tuples of tensors, of equal length.
+            *args (Any): Additional arguments for `op`.
 
         Returns:
-            The result of `op`.
+            The return value of `op`.
         """
         return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)
 
 
-#: Calls a function with a chunk size of 65,536 elements, apex's default; see `MultiTensorApply`.
+#: A `MultiTensorApply` with apex's default chunk size, 65,536 elements.
 multi_tensor_applier = MultiTensorApply(2048 * 32)

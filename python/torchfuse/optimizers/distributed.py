@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameters that processes share: DTensors, and processes that step other parts of a model.
+"""DTensor parameters, and processes that step other parameters of the same model.
 
 Note [Numbers of elements]
-Stochastic rounding draws by an element's number in the whole parameter, in the order of its
-dimensions, the last one fastest. The kernels know a part as runs at equal distances: the first
-number, the elements of a run, and the distance from run to run. Each dimension of a part is an
-interval. From the last split dimension on, a part is one run; those before it must repeat it at
-equal distances. Whether they do follows from shape, mesh and placements alone, and
-never from a process's own part: either all processes are refused or none. A strided placement is
-read as FSDP2 makes it; of lengths that do not divide, distribute_tensor() makes other parts of it.
+Stochastic rounding derives random bits from an element's row-major index in the full parameter.
+Kernels describe a shard as contiguous runs at equal distances: the first index, the run length, and
+the distance between runs. A shard is an interval along each dimension. From the last sharded
+dimension on, a shard is one run. Earlier dimensions must repeat the run at equal distances. The
+check uses only shape, mesh and placements, never the local shard, so either all processes raise or
+none. Strided placements are interpreted as FSDP2 creates them. If lengths do not divide evenly,
+distribute_tensor() creates other shards for the same placement.
 
-Of a whole in another order of memory, such as channels-last, FSDP2 makes contiguous parts, which
-have these numbers; distribute_tensor() keeps the order, where a part has room for one. These are
-refused, on a mesh of one process too, and processes whose parts have one row or none are not.
+If the full tensor has another memory order, such as channels-last, FSDP2 creates contiguous shards,
+whose row-major indices are valid. distribute_tensor() keeps the memory order. Shards in another
+order are an error, even on a 1-process mesh. Shards with at most one row are always contiguous.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether `tensor` is a DTensor; the package of DTensor is imported only if needed."""
+    """Returns whether `tensor` is a DTensor; imports the DTensor package only if needed."""
     if not is_traceable_wrapper_subclass(tensor):
         return False
     from torch.distributed.tensor import DTensor
@@ -48,21 +48,21 @@ def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns the local shard of a DTensor, or any other tensor itself."""
+    """Returns a DTensor's local shard; returns other tensors unchanged."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def shard_groups(param: Tensor) -> list[str] | None:
-    """Returns the names of the process groups that a DTensor is sharded over; None for others.
+    """Returns the names of a DTensor's shard groups; None for other tensors.
 
-    What is not on all ranks is split: FSDP over tensor parallelism has a strided placement, which
-    is no `Shard` and says so of itself.
+    Every placement except Replicate counts as sharded, because FSDP over tensor parallelism uses a
+    strided placement, whose is_shard() is False.
     """
     if not is_dtensor(param):
         return None
     mesh = param.device_mesh
     if mesh.get_coordinate() is None:
-        return []  # a process that is not on the mesh is in none of its groups, and holds nothing
+        return []  # a process outside the mesh holds no shard
     return [
         mesh.get_group(dim).group_name
         for dim, placement in enumerate(param.placements)
@@ -74,10 +74,10 @@ def shard_groups(param: Tensor) -> list[str] | None:
 
 
 def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
-    """Checks options that do not work on some of a model's parameters alone.
+    """Raises ValueError for options that ZeroRedundancyOptimizer does not support.
 
-    Inside torch's ZeroRedundancyOptimizer, which makes an optimizer of the parameters that this
-    process steps, an exchange of averages and a norm would be those of these parameters.
+    torch's ZeroRedundancyOptimizer constructs an optimizer with only this process's parameters.
+    swap_ema_() would only exchange these parameters, and the norm would only include them.
     """
     averages = options["ema_decay"] is not None
     limits = [
@@ -101,31 +101,30 @@ def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
         )
     raise ValueError(
         f"{owner}: expected norm_groups with {limits[0]} in ZeroRedundancyOptimizer, each of whose "
-        "ranks would take the norm of its own parameters, got none. Pass "
+        "ranks only has the norm of its own parameters, got None. Pass "
         f"optimizer_class=functools.partial({owner}, norm_groups=[group], ...)."
     )
 
 
 def refuse_norm_groups(who: str, optimizer: torch.optim.Optimizer) -> None:
-    """Rejects an optimizer with norm groups, for callers that look for overflows in this process.
+    """Raises ValueError for an optimizer with norm groups.
+
+    For callers that detect overflows only in this process.
 
     Args:
-        who: begins the message.
-        optimizer: any.
-
-    Raises:
-        ValueError: for a fused optimizer with norm groups of more than one process.
+        who: Beginning of the message.
+        optimizer: Any optimizer.
     """
     if getattr(optimizer, "norm_groups", None):
         raise ValueError(
             f"{who}: expected an optimizer without norm_groups, got a {type(optimizer).__name__} "
-            "with some, whose other processes would wait for a step that this one skips. Use the "
-            "optimizer itself, with torchfuse.amp.GradScaler."
+            "with norm_groups. Other processes would wait for a step that this process skips. Use "
+            "the optimizer itself, with torchfuse.amp.GradScaler."
         )
 
 
 def norm_device(optimizer: torch.optim.Optimizer, groups: NormGroups) -> torch.device:
-    """Returns where this process takes part in what it shares with the `norm_groups`."""
+    """Returns the device on which this process joins the `norm_groups`' reductions."""
     params = (param for group in optimizer.param_groups for param in group["params"])
     first: Tensor | None = next(params, None)
     return torch.device(groups.device) if first is None else first.device
@@ -134,7 +133,7 @@ def norm_device(optimizer: torch.optim.Optimizer, groups: NormGroups) -> torch.d
 def agree_on_overflow(
     optimizer: torch.optim.Optimizer, groups: NormGroups, flags: list[Tensor]
 ) -> list[Tensor]:
-    """Returns flags that say what the processes have found that have others of the gradients."""
+    """Returns overflow flags combined over the `norm_groups`' processes."""
     if not groups:
         return flags
     found = torch.zeros((), dtype=torch.float32, device=norm_device(optimizer, groups))
@@ -145,7 +144,7 @@ def agree_on_overflow(
 
 
 def check_counted_once(optimizer: torch.optim.Optimizer, groups: NormGroups) -> None:
-    """Rejects parameters of which a process of the `norm_groups` has a part or a copy."""
+    """Raises ValueError if another `norm_groups` process holds a parameter's shard or copy."""
     if not groups:
         return
     meshes: set[int] = set()
@@ -159,28 +158,28 @@ def check_counted_once(optimizer: torch.optim.Optimizer, groups: NormGroups) -> 
 
 
 def refuse_other_scaler(owner: str, groups: NormGroups) -> None:
-    """Rejects norm groups in a step that torch's scaler calls."""
+    """Raises RuntimeError for norm groups in a step called by torch's scaler."""
     if groups:
         raise RuntimeError(
             f"{owner}.step: expected torchfuse.amp.GradScaler with norm_groups, got a scaler that "
-            "knows the overflows of its own process only. Scales would come apart, and gradients "
-            "of other stages be wrong. Use torchfuse.amp.GradScaler."
+            "only detects overflows in its own process. Loss scales would diverge, and other "
+            "stages would unscale wrongly. Use torchfuse.amp.GradScaler."
         )
 
 
 # --- Numbers of elements -------------------------------------------------------------------------
 
-#: First number, elements of a run (0: the part is one run), and distance between runs.
+#: First index, run length (0 if the shard is one run), and distance between runs.
 Numbers = tuple[int, int, int]
 
 
 class _Split(NamedTuple):
-    """How one dimension of the mesh splits a dimension of a tensor.
+    """How a mesh dimension shards a tensor dimension.
 
     Attributes:
-        size: of the mesh's dimension.
-        place: of this process in it.
-        pieces: in so many the tensor's dimension is cut first, of which each is split; 1 for Shard.
+        size: Size of the mesh dimension.
+        place: Coordinate of this process in the mesh dimension.
+        pieces: The placement's split_factor; 1 for Shard.
     """
 
     size: int
@@ -189,12 +188,12 @@ class _Split(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The indices along a dimension that a process holds.
+    """A process's interval of indices along a tensor dimension.
 
     Attributes:
-        first: the first one.
-        own: how many.
-        most: how many the process with the most of them holds.
+        first: First index.
+        own: Number of indices.
+        most: Largest number of indices on any process.
     """
 
     first: int
@@ -203,15 +202,15 @@ class _Part(NamedTuple):
 
 
 def element_numbers(param: Tensor, where: str) -> Numbers:
-    """Returns the numbers of a part's elements: see Note [Numbers of elements].
+    """Returns a shard's position in the full parameter; see Note [Numbers of elements].
 
     Args:
-        param: any parameter. What is not split has its own numbers.
-        where: begins an error, as "FusedAdam.step: expected params[0] of group 0".
+        param: Any parameter. The result is (0, 0, 0) for an unsharded parameter.
+        where: Beginning of messages, such as "FusedAdam.step: expected params[0] of group 0".
 
     Raises:
-        ValueError: for splits that leave no equal distances, and for a local part that is not
-            contiguous or not what the placements say.
+        ValueError: If runs are not at equal distances, or if the local shard is not contiguous or
+            does not have the shape that the placements determine.
     """
     if not is_dtensor(param) or all(placement.is_replicate() for placement in param.placements):
         return 0, 0, 0
@@ -224,31 +223,31 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
     numbers = _numbers(param.shape, known, splits) if splits and len(known) == len(splits) else None
     if numbers is None:
         raise ValueError(
-            f"{where} to be split into runs of elements at equal distances, as by one dimension, "
-            f"for stochastic rounding, got {tuple(param.placements)} of shape "
-            f"{tuple(param.shape)}. Use master_weights=True."
+            f"{where} to be sharded into evenly spaced runs, such as along one dimension, for "
+            f"stochastic rounding, got {tuple(param.placements)} for shape {tuple(param.shape)}. "
+            "Use master_weights=True."
         )
     return numbers if _has_elements(param, tuple(part.own for part in known), where) else (0, 0, 0)
 
 
 def _require_order(param: DTensor, where: str) -> None:
-    """Rejects a whole in another order of memory than that of its dimensions."""
+    """Raises ValueError unless the local shard or the full tensor is in row-major order."""
     if not param.to_local().is_contiguous() and not param.is_contiguous():
         raise ValueError(
-            f"{where} to have its elements in the order of its dimensions for stochastic rounding, "
-            f"got a DTensor of shape {tuple(param.shape)} and strides {param.stride()}. Make the "
-            "tensor contiguous before it is split, or use master_weights=True."
+            f"{where} to be in row-major order for stochastic rounding, got a DTensor of shape "
+            f"{tuple(param.shape)} and strides {param.stride()}. Make the tensor contiguous before "
+            "sharding it, or use master_weights=True."
         )
 
 
 def _has_elements(param: DTensor, counts: tuple[int, ...], where: str) -> bool:
-    """Whether the local part has any; rejects one that is not contiguous or of another shape."""
+    """Returns whether the local shard has elements; raises ValueError if its layout is wrong."""
     local = param.to_local()
     if local.numel() == 0 and 0 in counts:
         return False
     if tuple(local.shape) != counts or not local.is_contiguous():
         raise ValueError(
-            f"{where} to have a contiguous local part of shape {counts} for stochastic rounding, "
+            f"{where} to have a contiguous local shard of shape {counts} for stochastic rounding, "
             f"got shape {tuple(local.shape)} and strides {local.stride()}. Use "
             "master_weights=True."
         )
@@ -256,16 +255,16 @@ def _has_elements(param: DTensor, counts: tuple[int, ...], where: str) -> bool:
 
 
 def _splits(param: DTensor) -> list[list[_Split]] | None:
-    """For each dimension of a tensor, what splits it, in the order of the mesh.
+    """Returns the splits of each tensor dimension, in mesh order.
 
-    None for placements that are not known, such as those of a program's own class.
+    None for unknown placements, such as a user-defined class.
     """
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
     splits: list[list[_Split]] = [[] for _ in range(param.dim())]
     places = param.device_mesh.get_coordinate()
-    if places is None:  # a process that is not on the mesh holds nothing
+    if places is None:  # a process outside the mesh holds no shard
         return splits
     for dim, (place, placement) in enumerate(zip(places, param.placements, strict=True)):
         size = param.device_mesh.size(dim)
@@ -279,10 +278,10 @@ def _splits(param: DTensor) -> list[list[_Split]] | None:
 
 
 def _part_of(length: int, splits: list[_Split]) -> _Part | None:
-    """This process's part of a dimension; None for a strided split that is not FSDP2's.
+    """Returns this process's interval of a dimension; None for strided splits unlike FSDP2's.
 
-    FSDP2 over tensor parallelism splits what the latter left, and says so by as many pieces as that
-    has parts.
+    FSDP2 over tensor parallelism shards tensor-parallel shards. The split_factor is the number of
+    tensor-parallel shards.
     """
     after = [math.prod(split.size for split in splits[place + 1 :]) for place in range(len(splits))]
     if any(split.pieces not in (1, parts) for split, parts in zip(splits, after, strict=True)):
@@ -300,7 +299,7 @@ def _part_of(length: int, splits: list[_Split]) -> _Part | None:
 def _numbers(
     shape: tuple[int, ...], parts: list[_Part], splits: list[list[_Split]]
 ) -> Numbers | None:
-    """The numbers of a part's elements; None if these are no runs at equal distances."""
+    """Returns a shard's position, or None if the shard is not made of evenly spaced runs."""
     distances = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     first = sum(part.first * distance for part, distance in zip(parts, distances, strict=True))
     last = max(dim for dim in range(len(shape)) if splits[dim])

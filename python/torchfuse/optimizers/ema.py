@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Exponential moving averages of the parameters, and parameters in their place."""
+"""Exponential moving averages (EMA) of parameters, and their exchange with the parameters."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from torchfuse.optimizers.distributed import local_part
 if TYPE_CHECKING:
     from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 
-#: Key of the state: fp64 for fp64 parameters, fp32 for others.
+#: State key of the average.
 EMA = "ema_param"
-#: Keys of the options, which belong to the whole step.
+#: Names of the step options for averages.
 EMA_OPTIONS = ("ema_decay", "ema_warmup", "ema_start_step")
 
 
 def ema_dtype(param: Tensor) -> torch.dtype:
-    """Returns the dtype of the average of a parameter."""
+    """Returns the dtype of a parameter's average."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
 
 class _Entry(NamedTuple):
-    """A parameter that holds its average."""
+    """A parameter that currently holds its average."""
 
     param: Tensor
     ema: Tensor
-    kept: Tensor | None  # what puts a 16-bit parameter back
-    dtype: torch.dtype  # of the parameter
+    kept: Tensor | None  # former value of a 16-bit parameter
+    dtype: torch.dtype  # the parameter's dtype
 
 
 class Swapped:
-    """The parameters of an optimizer while their averages are in their place.
+    """An optimizer's parameters while they hold their averages.
 
     Args:
-        optimizer: its states with an average take part.
+        optimizer: Optimizer whose parameters with an average are exchanged.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._owner = type(optimizer).__name__
         self._entries: list[_Entry] = []
-        #: Of the parameters, until they are compared.
+        #: Versions of the parameters after the exchange; None before, and after the comparison.
         self._versions: list[int] | None = None
         try:
             for param in (param for group in optimizer.param_groups for param in group["params"]):
@@ -60,17 +60,18 @@ class Swapped:
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
-        """Counts of what was written to the parameters, which tensors of inference mode lack."""
+        """Returns the parameters' versions, 0 for inference tensors, which have no version."""
         params = [entry.param for entry in self._entries]
         return [0 if param.is_inference() else param._version for param in params]
 
     def put_back(self) -> bool:
-        """Puts the parameters back, and returns whether somebody has written to them since.
+        """Restores the parameters, and returns whether they were written while exchanged.
 
-        The list empties from its end: parameters may share memory, and an error may come between.
+        Parameters are restored in reverse order, because parameters may share memory. After an
+        error, a later call continues with the remaining parameters.
 
         Raises:
-            RuntimeError: if a parameter has another dtype; a later call continues.
+            RuntimeError: If a parameter's dtype has changed.
         """
         written = self._versions not in (None, self._versions_now())
         self._versions = None
@@ -93,13 +94,13 @@ def _exchanged(param: Tensor, ema: Tensor, kept: Tensor | None) -> Tensor | None
 
 
 def swap(optimizer: FusedOptimizer) -> None:
-    """Exchanges the parameters of an optimizer and their averages, or exchanges them back."""
+    """Exchanges an optimizer's parameters and averages, or undoes the exchange."""
     name = type(optimizer).__name__
     if optimizer._swapped is None:
         if optimizer.ema_decay is None:
             raise RuntimeError(
-                f"{name}.swap_ema_: expected ema_decay to be a number, got None. Give it to the "
-                "constructor."
+                f"{name}.swap_ema_: expected ema_decay to be a number, got None. Pass ema_decay to "
+                "the constructor."
             )
         optimizer._swapped = Swapped(optimizer)
         return

@@ -19,7 +19,7 @@ from torchfuse.optimizers.state import PARAM_DTYPES
 class FusedAdagrad(FusedOptimizer):
     r"""Adagrad in one pass over all parameters, with unscaling and clipping inside the step.
 
-    With :math:`g` the gradient (negated under `maximize`) and :math:`t` the parameter's step count:
+    With :math:`g` the gradient (negated if `maximize`) and :math:`t` the parameter's step count:
 
     .. math::
         g &\leftarrow g + \lambda p \quad \text{(adagrad_w_mode=False)} \\
@@ -29,20 +29,25 @@ class FusedAdagrad(FusedOptimizer):
         p &\leftarrow p - \frac{\gamma}{1 + (t - 1) \eta} d
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
-        eps: added to the denominator, at least 0.
-        weight_decay: :math:`\lambda`, at least 0.
-        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
-        adagrad_w_mode: use decoupled weight decay; otherwise L2 regularization, as in torch.optim.
-        lr_decay: decay :math:`\eta` of the learning rate, at least 0.
-        initial_accumulator_value: initial value of :math:`s`, at least 0.
-        maximize: gradient ascent instead of descent.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        params (Iterable): Parameters or parameter groups. Parameters are fp32, fp16, bf16 or fp64,
+            dense and without gaps in memory.
+        lr (float | Tensor, default 1e-2): Learning rate :math:`\gamma`. A tensor has one element
+            and a floating dtype.
+        eps (float | Tensor, default 1e-10): :math:`\epsilon`, added to the denominator; at least 0.
+        weight_decay (float | Tensor, default 0.0): :math:`\lambda`, at least 0.
+        set_grad_none (bool, default True): `zero_grad()` sets gradients to None. If False, it fills
+            gradients with zeros.
+        adagrad_w_mode (bool, default False): Use decoupled weight decay. If False, use L2
+            regularization as torch.optim does.
+        lr_decay (float | Tensor, default 0.0): Learning rate decay :math:`\eta`, at least 0.
+        initial_accumulator_value (float, default 0.0): Initial value of :math:`s`, at least 0.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
 
     Example:
         >>> import torch
@@ -57,14 +62,21 @@ class FusedAdagrad(FusedOptimizer):
         tensor([0.5000, 1.5000])
 
     Notes:
-        Differences from torch.optim.Adagrad: positional arguments are in apex's order; sums are
-        fp32 for 16-bit parameters and created with a parameter's first gradient; any `found_inf`
-        other than 0 skips the step; complex and sparse tensors are rejected. Checkpoints can be
-        exchanged in both directions: `state_dict()` holds an initial state for parameters that have
-        none yet, because torch expects one.
+        Differences from torch.optim.Adagrad:
 
-        Differences from apex.optimizers.FusedAdagrad: it also runs on the CPU and with bf16, and
-        counts steps.
+        - Positional arguments are in apex's order.
+        - Sums are fp32 for 16-bit parameters. A sum is created with the parameter's first gradient.
+        - Any `found_inf` other than 0 skips the step.
+        - Complex and sparse tensors are not supported.
+
+        Both classes load each other's checkpoints. `state_dict()` contains an initial state for
+        parameters that have not stepped yet, because torch expects one.
+
+        Differences from apex.optimizers.FusedAdagrad: this class also supports the CPU and bf16,
+        and counts steps.
+
+        Source: J. Duchi, E. Hazan and Y. Singer, *Adaptive subgradient methods for online learning
+        and stochastic optimization*, 2011.
     """
 
     _algorithm = "adagrad"
@@ -107,12 +119,13 @@ class FusedAdagrad(FusedOptimizer):
         _C.check_hyper_param(self._algorithm, "lr", group[key], expected)
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        # apex does not count steps; the count only matters for lr_decay, which apex does not have.
+        # apex does not count steps. Only lr_decay needs the count, and apex has no lr_decay.
         if "sum" in state:
             state.setdefault("step", 1)
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Parameters without a state get an initial one, which torch creates in the constructor.
+        # torch creates every state in the constructor, so torch's class expects a state for each
+        # parameter.
         states = state_dict["state"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             saved.update(TORCH_ONLY)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FusedAdam(FusedOptimizer):
     r"""Adam and AdamW in one pass over all parameters, with unscaling and clipping inside the step.
 
-    With :math:`g` the gradient (negated under `maximize`) and :math:`t` the parameter's step count:
+    With :math:`g` the gradient (negated if `maximize`) and :math:`t` the parameter's step count:
 
     .. math::
         g &\leftarrow g + \lambda p \quad \text{(adam_w_mode=False)} \\
@@ -32,76 +32,89 @@ class FusedAdam(FusedOptimizer):
     With `amsgrad`, the running maximum of :math:`v` replaces :math:`v` in the last line.
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or
-            fp64; also `named_parameters()`.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
-        bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
-        betas: decay rates of the moments, in [0, 1).
-        eps: added to the denominator.
-        adam_w_mode: use decoupled weight decay (AdamW); otherwise L2 regularization (Adam).
-        weight_decay: :math:`\lambda`. The default is 0, as in apex; torch's AdamW has 0.01.
-        amsgrad: use the running maximum of the second moment.
-        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
-        capturable: keep `lr` as a tensor on the device, which a captured CUDA graph reads in every
-            replay, as in apex. See `make_capturable()` for other hyper-parameters.
-        master_weights: keep an fp32 master of every fp16 and bf16 parameter in
-            `state["master_param"]`; the step updates the master and rounds it to the parameter. It
-            is created from the parameter in the parameter's first step.
-        max_grad_norm: clip the norm of the unscaled gradients over all groups, inside the step, as
-            `torch.nn.utils.clip_grad_norm_` does. `math.inf` only measures it. None: no clipping.
-        maximize: gradient ascent instead of descent.
-        write_back_grads: store gradients in `.grad`. "unscaled": without the loss scale, also in a
-            step that is skipped, as torch's scaler leaves them; this takes a pass over the
-            gradients. "clipped" or True: unscaled and clipped, unless the step is skipped. Nothing
-            is stored where there is no scale to take off and no norm to clip to. False or None:
-            gradients are never modified.
-        skip_non_finite: skip a step with a non-finite gradient element even without a scaler.
-        skip_norm_above: skip a step whose norm of all unscaled gradients is greater, on the device,
-            as a step with non-finite gradients is skipped. A number, or a tensor of one element,
-            such as a running statistic of norms, which every step reads and checkpoints do not
-            hold. The step is no overflow: the loss scale does not change. A NaN norm skips nothing.
-            None: no step is skipped.
-        state_dtype: dtype of the moments: fp32, bf16 or fp16; fp64 for fp64 parameters. None: fp32
-            for 16-bit parameters, else the parameter's dtype. Moments are computed in fp32 (fp64)
-            and rounded when they are stored.
-        exp_avg_dtype: dtype of `exp_avg`, as in TransformerEngine. None: `state_dtype`.
-        exp_avg_sq_dtype: dtype of `exp_avg_sq` and `max_exp_avg_sq`. None: `state_dtype`.
-        store_param_remainders: store only the 16 bits of a bf16 parameter's master that the
-            parameter lacks, in `state["param_remainder"]` (int16): half the memory, and the same
-            masters bit for bit. The parameter is the master rounded to nearest, with ties away from
-            zero instead of to even. Requires `master_weights` and bf16 parameters; it does not
-            affect fp32 parameters of the group. As in TransformerEngine.
-        master_weight_dtype: must be torch.float32, the dtype of all masters; accepted for programs
-            written for TransformerEngine.
-        stochastic_rounding: round new values of bf16 parameters at random to one of the two
-            neighboring bf16 numbers, without bias, for training without masters. Requires bf16
-            parameters and `master_weights=False`. See Numerics in the documentation.
-        seed: seed of stochastic rounding, at least 0. The random bits depend only on the seed, the
-            parameter's position among all groups, its step count and the element in the whole
-            parameter: runs are reproducible after a checkpoint, for any number of threads and of
-            processes that a DTensor is split over, and on both CPU and CUDA.
-        ema_decay: decay of exponential moving averages of the parameters, in [0, 1): the step adds
-            :math:`\bar p \leftarrow \bar p + (1 - d)(p - \bar p)`, in the pass that writes
-            :math:`p`. The average is `state["ema_param"]`, fp32 for 16-bit parameters (fp64 for
-            fp64), and is moved by the new :math:`p` before it is rounded: the master's. It begins
-            as a copy of the parameter before its first step. See ``ema_weights()``. None: no
-            averages.
-        ema_warmup: begin with a smaller decay, at most (1 + n) / (10 + n) in the average's n-th
-            step.
-        ema_start_step: until the parameter's step count has passed this number, the average is a
-            copy of the parameter. With 1 it is the average of `torch.optim.swa_utils`.
-        norm_groups: process groups, or device meshes of one dimension, whose processes step other
-            parameters of one model, as the stages of a pipeline do. Norm, clipping and the decision
-            to skip a step are then those of all gradients. All processes give groups in the same
-            order and the same `max_grad_norm`, and make the same steps and calls of a scaler, which
-            has to be torchfuse's, with gradients or without. A parameter that several of them have
-            counts as often. Not part of checkpoints.
-        fused, foreach, differentiable: False or None, for programs written for torch: this class
-            is always fused, and the step has no derivative.
+        params (Iterable): Parameters, parameter groups or `named_parameters()`. Parameters are
+            fp32, fp16, bf16 or fp64, dense and without gaps in memory.
+        lr (float | Tensor, default 1e-3): Learning rate :math:`\gamma`. A tensor has one element
+            and a floating dtype.
+        bias_correction (bool, default True): Divide by the terms in :math:`\beta^t`. If False, the
+            terms are 1.
+        betas (tuple[float | Tensor, float | Tensor], default (0.9, 0.999)): Decay rates
+            :math:`\beta_1` and :math:`\beta_2` of the moments, in [0, 1).
+        eps (float | Tensor, default 1e-8): :math:`\epsilon`, added to the denominator; at least 0.
+        adam_w_mode (bool, default True): Use decoupled weight decay (AdamW). If False, use L2
+            regularization (Adam).
+        weight_decay (float | Tensor, default 0.0): :math:`\lambda`, at least 0. apex has the same
+            default; torch's AdamW has 0.01.
+        amsgrad (bool, default False): Use the running maximum of the second moment.
+        set_grad_none (bool, default True): `zero_grad()` sets gradients to None. If False, it fills
+            gradients with zeros.
+        capturable (bool, default False): Store `lr` as a tensor on the device, as apex does. A
+            captured CUDA graph reads the tensor in every replay. See `make_capturable()` for other
+            hyper-parameters.
+        master_weights (bool, default False): Keep an fp32 master of every fp16 and bf16 parameter
+            in `state["master_param"]`. The step updates the master and rounds the result to the
+            parameter. A parameter's first step creates its master.
+        max_grad_norm (float | None, default None): Maximum norm of the unscaled gradients over all
+            groups. The step clips as `torch.nn.utils.clip_grad_norm_` does. `math.inf` measures
+            the norm without clipping. None disables clipping.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        write_back_grads (bool | str | None, default None): What a step stores in `.grad` when it
+            unscales or clips. False or None: nothing. "clipped" or True: unscaled and clipped
+            gradients, unless the step is skipped. "unscaled": unscaled gradients, even if the step
+            is skipped, as torch's scaler does; costs one more pass over the gradients.
+        skip_non_finite (bool, default False): Skip a step with a non-finite gradient element even
+            without a scaler.
+        skip_norm_above (float | Tensor | None, default None): Skip a step on the device if the norm
+            of all unscaled gradients is greater. A 1-element tensor, such as a running statistic,
+            is read in every step and is not saved in checkpoints. Such a skip is not an overflow,
+            so the loss scale does not change. A NaN norm does not skip the step. None disables the
+            check.
+        state_dtype (torch.dtype | None, default None): Storage dtype of the moments: fp32, bf16 or
+            fp16, or fp64 for fp64 parameters. Arithmetic is always in fp32 (fp64). None: fp32 for
+            16-bit parameters, otherwise the parameter's dtype.
+        exp_avg_dtype (torch.dtype | None, default None): Storage dtype of `exp_avg`, as in
+            TransformerEngine. None: `state_dtype`.
+        exp_avg_sq_dtype (torch.dtype | None, default None): Storage dtype of `exp_avg_sq` and
+            `max_exp_avg_sq`. None: `state_dtype`.
+        store_param_remainders (bool, default False): Store only the lower 16 bits of a bf16
+            parameter's master, in `state["param_remainder"]` (int16), as TransformerEngine does.
+            Masters take half the memory and keep every bit. The parameter is its master rounded to
+            nearest, with ties away from zero instead of to even. Requires `master_weights` and
+            bf16 parameters. fp32 parameters in the group are not affected.
+        master_weight_dtype (torch.dtype, default torch.float32): Must be torch.float32, the dtype
+            of all masters. Accepted for programs written for TransformerEngine.
+        stochastic_rounding (bool, default False): Round new values of bf16 parameters at random to
+            one of the two neighboring bf16 numbers, without bias, to train without masters.
+            Requires bf16 parameters and `master_weights=False`. See Numerics in the documentation.
+        seed (int, default 0): Seed of stochastic rounding, at least 0. The random bits depend only
+            on the seed, the parameter's position among all groups, the step count and the
+            element's index in the full (unsharded) parameter. So runs are reproducible after a
+            checkpoint, on CPU and CUDA, with any number of threads and any DTensor sharding.
+        ema_decay (float | None, default None): Decay :math:`d` of the parameters' exponential
+            moving averages, in [0, 1). The step computes
+            :math:`\bar p \leftarrow \bar p + (1 - d)(p - \bar p)` in the pass that writes
+            :math:`p`, with :math:`p` before rounding to 16 bits. The average is stored in
+            `state["ema_param"]`, in fp32 (fp64 for fp64 parameters). Its initial value is the
+            parameter before the first step. See ``ema_weights()``. None disables averages.
+        ema_warmup (bool, default False): Limit the decay to (1 + n) / (10 + n) in the average's
+            n-th step.
+        ema_start_step (int, default 0): The average remains a copy of the parameter until the
+            parameter's step count exceeds this number. With 1, averages equal those of
+            `torch.optim.swa_utils`.
+        norm_groups (Sequence | None, default None): Process groups, or 1-dimensional device meshes,
+            whose processes step other parameters of the same model, such as pipeline stages. The
+            norm, clipping and skipping then depend on the gradients of all these processes. Every
+            process must pass the groups in the same order and the same `max_grad_norm`. Every
+            process must take the same steps and make the same scaler calls, even without
+            gradients; the scaler must be torchfuse's. A parameter in k processes contributes k
+            times to the norm. Norm groups are not saved in checkpoints.
+        fused, foreach, differentiable (bool | None): Must be False or None. Accepted for programs
+            written for torch; the step is always fused and has no derivative.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
 
     Example:
         >>> import torch
@@ -115,15 +128,25 @@ class FusedAdam(FusedOptimizer):
         1
 
     Notes:
-        Differences from torch.optim.Adam and AdamW: moments are fp32 for 16-bit parameters;
-        clipping and unscaling take no separate pass; the step never waits for the device; any
-        `found_inf` other than 0 skips the step; complex and sparse tensors are rejected.
-        Checkpoints can be exchanged in both directions.
+        Differences from torch.optim.Adam and AdamW:
 
-        Differences from apex.optimizers.FusedAdam: it also runs on the CPU; steps are counted per
-        parameter; `amsgrad`, bf16 masters, groups added later and any dense layout work; masters
-        are saved; gradients are not overwritten; a step after `scaler.unscale_` does not unscale
-        again.
+        - Moments are fp32 for 16-bit parameters.
+        - Clipping and unscaling need no separate pass, and the step never waits for the device.
+        - Any `found_inf` other than 0 skips the step.
+        - Complex and sparse tensors are not supported.
+
+        Checkpoints can be exchanged with torch's classes in both directions.
+
+        Differences from apex.optimizers.FusedAdam:
+
+        - The CPU, `amsgrad`, bf16 masters, groups added later and every dense layout are supported.
+        - Steps are counted per parameter.
+        - Checkpoints contain the masters.
+        - The step does not overwrite gradients, and does not unscale again after `scaler.unscale_`.
+
+        Sources: D. Kingma and J. Ba, *Adam: a method for stochastic optimization*, 2015;
+        I. Loshchilov and F. Hutter, *Decoupled weight decay regularization*, 2019; S. Reddi,
+        S. Kale and S. Kumar, *On the convergence of Adam and beyond*, 2018 (AMSGrad).
     """
 
     _algorithm = "adam"
@@ -179,7 +202,7 @@ class FusedAdam(FusedOptimizer):
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
         super()._normalize_group(group)
-        # torch's key has priority: torch.optim.AdamW keeps an old `adam_w_mode`, but sets its own.
+        # torch.optim.AdamW sets `decoupled_weight_decay` and may keep an outdated `adam_w_mode`.
         decoupled = group.pop("decoupled_weight_decay", None)
         if decoupled is not None:
             group["adam_w_mode"] = bool(decoupled)
@@ -191,7 +214,7 @@ class FusedAdam(FusedOptimizer):
 
     @property
     def capturable(self) -> bool:
-        """The option `capturable` of the first group; setting it changes all groups."""
+        """`capturable` (bool) of the first group. Setting the property changes all groups."""
         return bool(self.param_groups[0]["capturable"])
 
     @capturable.setter

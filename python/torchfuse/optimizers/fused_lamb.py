@@ -19,10 +19,10 @@ from torchfuse.optimizers.options import (
 
 
 class FusedLAMB(FusedOptimizer):
-    r"""LAMB: Adam's update of each tensor, scaled to the tensor's norm.
+    r"""LAMB: Adam whose update of each tensor is scaled to the tensor's norm.
 
-    With :math:`g` the gradient after clipping (negated under `maximize`), :math:`t` the parameter's
-    step count and norms over the whole tensor:
+    With :math:`g` the gradient after clipping (negated if `maximize`), :math:`t` the parameter's
+    step count and norms over all elements of a tensor:
 
     .. math::
         g &\leftarrow g + \lambda p \quad \text{(adam_w_mode=False)} \\
@@ -32,35 +32,46 @@ class FusedLAMB(FusedOptimizer):
         u &\leftarrow u + \lambda p \quad \text{(adam_w_mode=True)} \\
         p &\leftarrow p - \gamma \frac{\lVert p \rVert}{\lVert u \rVert} u
 
-    The ratio of the norms, the trust ratio, is 1 if either norm is 0 or, without `use_nvlamb`, if
-    :math:`\lambda` is 0.
+    The trust ratio :math:`\lVert p \rVert / \lVert u \rVert` is 1 if either norm is 0. Without
+    `use_nvlamb` it is also 1 if :math:`\lambda` is 0.
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
-        bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
-        betas: decay rates of the moments, in [0, 1).
-        eps: added to the denominator.
-        weight_decay: :math:`\lambda`.
-        amsgrad: must be False; accepted for apex's positional order.
-        adam_w_mode: use decoupled weight decay; otherwise add the weight decay to the gradient.
-        grad_averaging: weight the gradient in the first moment by :math:`1 - \beta_1`; otherwise
-            by 1.
-        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
-        max_grad_norm: clip the norm of the unscaled gradients over all groups, inside the step.
-            None: no clipping.
-        use_nvlamb: use the trust ratio for tensors without weight decay too.
-        maximize: gradient ascent instead of descent.
-        trust_ratio_bounds: lower and upper bound of the trust ratio; None: no bounds.
-        exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
-        exp_avg_sq_dtype: dtype of `exp_avg_sq`. None: `state_dtype`. Prefer bf16 to fp16, in which
-            small squares become 0: the update divides by the root of the stored value.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        params (Iterable): Parameters or parameter groups. Parameters are fp32, fp16, bf16 or fp64,
+            dense and without gaps in memory.
+        lr (float | Tensor, default 1e-3): Learning rate :math:`\gamma`. A tensor has one element
+            and a floating dtype.
+        bias_correction (bool, default True): Divide by the terms in :math:`\beta^t`. If False, the
+            terms are 1.
+        betas (tuple[float | Tensor, float | Tensor], default (0.9, 0.999)): Decay rates
+            :math:`\beta_1` and :math:`\beta_2` of the moments, in [0, 1).
+        eps (float | Tensor, default 1e-6): :math:`\epsilon`, added to the denominator; at least 0.
+        weight_decay (float | Tensor, default 0.01): :math:`\lambda`, at least 0.
+        amsgrad (bool, default False): Must be False. Accepted because apex has the argument at this
+            position.
+        adam_w_mode (bool, default True): Use decoupled weight decay. If False, add the weight decay
+            to the gradient.
+        grad_averaging (bool, default True): Weight the gradient in the first moment by
+            :math:`1 - \beta_1`. If False, the weight is 1.
+        set_grad_none (bool, default True): `zero_grad()` sets gradients to None. If False, it fills
+            gradients with zeros.
+        max_grad_norm (float | None, default 1.0): Maximum norm of the unscaled gradients over all
+            groups, clipped inside the step. None disables clipping.
+        use_nvlamb (bool, default False): Apply the trust ratio even if `weight_decay` is 0.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        trust_ratio_bounds (tuple[float, float] | None, default None): Lower and upper bound for the
+            trust ratio. None disables the bounds.
+        exp_avg_dtype (torch.dtype | None, default None): Storage dtype of `exp_avg`. None:
+            `state_dtype`.
+        exp_avg_sq_dtype (torch.dtype | None, default None): Storage dtype of `exp_avg_sq`. None:
+            `state_dtype`. Prefer bf16 to fp16: small squares become 0 in fp16, and the update
+            divides by the stored value's square root.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
-        RuntimeError: if `amsgrad` is True.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
+        RuntimeError: If `amsgrad` is True.
 
     Example:
         >>> import torch
@@ -73,9 +84,15 @@ class FusedLAMB(FusedOptimizer):
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
 
     Notes:
-        Differences from apex.optimizers.FusedLAMB: it also runs on the CPU and with bf16; moments
-        are fp32 for 16-bit parameters; gradients are not overwritten; `max_grad_norm` may be None,
-        and clipping divides by the norm plus 1e-6, as in torch; steps are counted per parameter.
+        Differences from apex.optimizers.FusedLAMB:
+
+        - The CPU and bf16 are supported. Moments are fp32 for 16-bit parameters.
+        - The step does not overwrite gradients.
+        - `max_grad_norm` may be None. Clipping divides by the norm plus 1e-6, as in torch.
+        - Steps are counted per parameter.
+
+        Source: Y. You et al., *Large batch optimization for deep learning: training BERT in 76
+        minutes*, 2020.
     """
 
     _algorithm = "lamb"
@@ -84,7 +101,8 @@ class FusedLAMB(FusedOptimizer):
     use_nvlamb: bool = group_option(
         "use_nvlamb",
         bool,
-        "Whether tensors without weight decay have a trust ratio; of the first group.",
+        "Whether the first group applies the trust ratio without weight decay too (bool). "
+        "Setting the property changes all groups.",
     )
 
     def __init__(

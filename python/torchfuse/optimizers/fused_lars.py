@@ -14,10 +14,10 @@ from torchfuse.optimizers.options import StepOptions
 
 
 class FusedLARS(FusedOptimizer):
-    r"""LARS: momentum SGD whose step for each tensor is proportional to the tensor's norm.
+    r"""LARS: SGD with momentum whose step for a tensor is proportional to the tensor's norm.
 
-    With :math:`g` the gradient after clipping (negated under `maximize`) and norms over the whole
-    tensor:
+    With :math:`g` the gradient after clipping (negated if `maximize`) and norms over all
+    elements of a tensor:
 
     .. math::
         \ell &= \frac{\eta \lVert p \rVert}
@@ -26,25 +26,27 @@ class FusedLARS(FusedOptimizer):
         b &\leftarrow \mu b + u \\
         p &\leftarrow p - b \quad \text{(nesterov: } p \leftarrow p - u - \mu b \text{)}
 
-    The local rate :math:`\ell` is 1 if either norm is 0.
+    The local learning rate :math:`\ell` is 1 if either norm is 0.
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor. Required, here or
-            in every group.
-        momentum: :math:`\mu`, at least 0.
-        weight_decay: :math:`\lambda`, at least 0.
-        trust_coefficient: :math:`\eta`, at least 0: a step at a learning rate of 1 moves a tensor
-            by about this fraction of its norm.
-        eps: :math:`\epsilon`, at least 0. It is not in the paper; the default only matters where
-            gradients vanish.
-        nesterov: use Nesterov momentum; requires a momentum above 0.
-        maximize: gradient ascent instead of descent.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        params (Iterable): Parameters or parameter groups. Parameters are fp32, fp16, bf16 or fp64,
+            dense and without gaps in memory.
+        lr (float | Tensor): Learning rate :math:`\gamma`, required here or in every group. A tensor
+            has one element and a floating dtype.
+        momentum (float | Tensor, default 0.9): :math:`\mu`, at least 0.
+        weight_decay (float | Tensor, default 0.0): :math:`\lambda`, at least 0.
+        trust_coefficient (float | Tensor, default 0.001): :math:`\eta`, at least 0. With a learning
+            rate of 1, a step moves a tensor by about this fraction of the tensor's norm.
+        eps (float | Tensor, default 1e-8): :math:`\epsilon`, at least 0. The paper does not have
+            this term; the default only matters for vanishing gradients.
+        nesterov (bool, default False): Use Nesterov momentum. Requires a momentum above 0.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
 
     Example:
         >>> import torch
@@ -57,13 +59,13 @@ class FusedLARS(FusedOptimizer):
         tensor([0.9500, 0.9500, 0.9500, 0.9500])
 
     Notes:
-        As in the paper, the momentum buffer includes the learning rate, so a change of the learning
-        rate does not affect updates that are already in the buffer. In apex's `LARC` around SGD the
-        learning rate multiplies the whole buffer. With a constant learning rate, `clip=False` and
-        no norm of 0, both take the same steps up to rounding.
+        As in the paper, the momentum buffer includes the learning rate, so a new learning rate does
+        not affect updates that are already in the buffer. In contrast, apex's `LARC` around SGD
+        multiplies the buffer by the current learning rate. With a constant learning rate,
+        `clip=False` and nonzero norms, both take the same steps up to rounding.
 
-        The paper adapts every tensor. To exclude biases and the parameters of normalization layers,
-        pass them to a separate `FusedSGD`.
+        The paper adapts every tensor. To exclude biases and normalization layers, pass their
+        parameters to a separate `FusedSGD`.
 
         Source: Y. You, I. Gitman and B. Ginsburg, *Large batch training of convolutional networks*,
         2017, Algorithm 1.

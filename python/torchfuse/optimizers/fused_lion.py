@@ -14,9 +14,9 @@ from torchfuse.optimizers.options import StepOptions
 
 
 class FusedLion(FusedOptimizer):
-    r"""Lion in one pass over all parameters: steps by the sign of an interpolated momentum.
+    r"""Lion in one pass over all parameters. Steps follow the sign of an interpolated momentum.
 
-    With :math:`g` the gradient (negated under `maximize`):
+    With :math:`g` the gradient (negated if `maximize`):
 
     .. math::
         c &= \beta_1 m + (1 - \beta_1) g \\
@@ -24,17 +24,23 @@ class FusedLion(FusedOptimizer):
         p &\leftarrow p - \gamma \lambda p - \gamma \, \mathrm{sign}(c)
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
-        betas: interpolation weight of the direction and decay rate of the momentum, in [0, 1).
-        weight_decay: :math:`\lambda`, decoupled.
-        maximize: gradient ascent instead of descent.
-        exp_avg_dtype: dtype of `exp_avg`, the momentum. None: `state_dtype`.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        params (Iterable): Parameters or parameter groups. Parameters are fp32, fp16, bf16 or fp64,
+            dense and without gaps in memory.
+        lr (float | Tensor, default 1e-4): Learning rate :math:`\gamma`. A tensor has one element
+            and a floating dtype.
+        betas (tuple[float | Tensor, float | Tensor], default (0.9, 0.99)): Interpolation weight
+            :math:`\beta_1` and momentum decay rate :math:`\beta_2`, in [0, 1).
+        weight_decay (float | Tensor, default 0.0): Decoupled weight decay :math:`\lambda`, at
+            least 0.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        exp_avg_dtype (torch.dtype | None, default None): Storage dtype of the momentum `exp_avg`.
+            None: `state_dtype`.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
 
     Example:
         >>> import torch
@@ -45,6 +51,9 @@ class FusedLion(FusedOptimizer):
         >>> optimizer.step()
         >>> param.data
         tensor([0.5000, 1.5000])
+
+    Notes:
+        Source: X. Chen et al., *Symbolic discovery of optimization algorithms*, 2023.
     """
 
     _algorithm = "lion"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""LAMB with fp32 masters, with apex's name and signature."""
+"""LAMB with fp32 masters, under apex's name and signature."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from torchfuse.optimizers.options import HALF_DTYPES, MasterOptions
 
 
 class FusedMixedPrecisionLamb(FusedLAMB):
-    r"""LAMB with fp32 masters of 16-bit parameters, as apex.optimizers.FusedMixedPrecisionLamb.
+    r"""LAMB with fp32 masters for 16-bit parameters, like apex.optimizers.FusedMixedPrecisionLamb.
 
-    The formula and the other arguments are those of :class:`FusedLAMB`, in apex's order.
+    See :class:`FusedLAMB` for the formula and the other arguments. Positional arguments are in
+    apex's order.
 
     Args:
-        step: number of steps that were made before; bias correction and `ema_start_step` continue
-            from it.
-        reduced_precision_dtype: torch.float16 or torch.bfloat16: 16-bit parameters have fp32
-            masters. None: they have no masters.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        step (int, default 0): Number of steps taken before. Bias correction and `ema_start_step`
+            continue from this count.
+        reduced_precision_dtype (torch.dtype | None, default None): With torch.float16 or
+            torch.bfloat16, 16-bit parameters have fp32 masters. None disables masters.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
-        RuntimeError: if `amsgrad` is True.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
+        RuntimeError: If `amsgrad` is True.
 
     Example:
         >>> import torch
@@ -43,8 +45,8 @@ class FusedMixedPrecisionLamb(FusedLAMB):
         tensor([0.9990, 0.9990, 0.9990, 0.9990])
 
     Notes:
-        Differences from apex's class: masters are saved in checkpoints; closures run with gradients
-        enabled; a step after `scaler.unscale_` does not unscale again; groups may differ in dtype.
+        Differences from apex's class: checkpoints contain the masters. Closures run with gradients
+        enabled. A step after `scaler.unscale_` does not unscale again. Groups may differ in dtype.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     ) -> None:
         name = type(self).__name__
         of_defaults: dict[str, Any] = {**options}
-        step = of_defaults.pop("initial_step", step)  # of another optimizer's defaults
+        step = of_defaults.pop("initial_step", step)  # when constructed from another's defaults
         options = cast(MasterOptions, of_defaults)
         _check_reduced_dtype(name, reduced_precision_dtype)
         _check_first_step(f"{name}: expected step to be", step, positional_remedy("step", step))
@@ -96,7 +98,7 @@ class FusedMixedPrecisionLamb(FusedLAMB):
             exp_avg_sq_dtype=exp_avg_sq_dtype,
             **options,
         )
-        # Stored in the groups, so that copies and checkpoints have them.
+        # Groups store both settings, so copies and checkpoints contain them.
         own = {"initial_step": step, "reduced_precision_dtype": reduced_precision_dtype}
         for settings in (self.defaults, *self.param_groups):
             settings.update(own)
@@ -107,17 +109,23 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     @overload
     def step(self, closure: Callable[[], float], **scaler: Any) -> float: ...
 
-    # `grad_scaler` is not in the signature: torch's scaler would pass itself to that parameter.
+    # If the signature had `grad_scaler`, torch's scaler would pass itself as that argument.
     def step(self, closure: Callable[[], float] | None = None, **scaler: Any) -> float | None:
         """Updates every parameter that has a gradient.
 
         Args:
-            closure: called first, with gradients enabled; its value is returned.
-            **scaler: `grad_scaler`, the gradient scaler that has scaled the loss:
-                `optimizer.step(grad_scaler=scaler)` calls `scaler.step(optimizer)`.
+            closure (Callable | None, default None): Function that recomputes and returns the loss.
+                It is called first, with gradients enabled.
+            **scaler: `grad_scaler`, the scaler that scaled the loss. With this argument the call is
+                equivalent to `grad_scaler.step(optimizer)`.
+
+        Returns:
+            The closure's loss, or None.
 
         Raises:
-            RuntimeError: for a closure with a gradient scaler, or tensors that no longer match.
+            RuntimeError: If a closure is used with a gradient scaler, or a tensor no longer matches
+                its parameter.
+            TypeError: If another keyword argument is passed.
         """
         grad_scaler = scaler.pop("grad_scaler", None)
         if scaler:
@@ -135,14 +143,14 @@ class FusedMixedPrecisionLamb(FusedLAMB):
     def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
         super()._check_settings(index, group, in_step)
         where = f"{self._caller(in_step)}: expected initial_step of group {index} to be"
-        # The constructor stores it when it has added the groups.
+        # The constructor stores initial_step only after it has added the groups.
         _check_first_step(
             where, group.get("initial_step", 0), "Set it to the number of steps made."
         )
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
         super()._normalize_group(group)
-        group.setdefault("initial_step", 0)  # of another class, whose states have their counts
+        group.setdefault("initial_step", 0)  # groups of other classes have no such key
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         super()._create_state(param, group)
@@ -152,13 +160,13 @@ class FusedMixedPrecisionLamb(FusedLAMB):
 
     @property
     def reduced_precision_dtype(self) -> torch.dtype | None:
-        """The constructor argument, as stored in the first group."""
+        """The constructor argument (torch.dtype or None), as stored in the first group."""
         dtype: torch.dtype | None = self.param_groups[0]["reduced_precision_dtype"]
         return dtype
 
     @property
     def param_groups_full_precision(self) -> list[dict[str, Any]]:
-        """The parameter groups, with masters instead of the parameters that have one."""
+        """Copies of the parameter groups (list of dicts) in which masters replace parameters."""
         masters = self.param_groups_master or [{}] * len(self.param_groups)
         return [
             {**group, "params": list(group["params"]), **updated}

@@ -16,10 +16,10 @@ from torchfuse.optimizers.options import CommonOptions, check_no_amsgrad
 
 
 class FusedNovoGrad(FusedOptimizer):
-    r"""NovoGrad: momentum of gradients, divided by a running norm of each tensor's gradient.
+    r"""NovoGrad: momentum divided by a running norm of each tensor's gradient.
 
-    With :math:`g` the gradient after clipping (negated under `maximize`), :math:`t` the parameter's
-    step count and :math:`n` one number for the whole tensor:
+    With :math:`g` the gradient after clipping (negated if `maximize`), :math:`t` the parameter's
+    step count and :math:`n` one number per tensor:
 
     .. math::
         n &\leftarrow \sqrt{\beta_2 n^2 + (1 - \beta_2) \lVert g \rVert_2^2}
@@ -28,37 +28,48 @@ class FusedNovoGrad(FusedOptimizer):
         m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
         p &\leftarrow p - \gamma \left( \frac{m / (1 - \beta_1^t)}{d} + \lambda p \right)
 
-    With `reg_inside_moment` the moment is that of normalized gradients:
+    With `reg_inside_moment` the moment averages normalized gradients:
 
     .. math::
         m &\leftarrow \beta_1 m + (1 - \beta_1) (g / d + \lambda p) \\
         p &\leftarrow p - \gamma \, m / (1 - \beta_1^t)
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor.
-        bias_correction: divide by the terms in :math:`\beta^t`; otherwise they are 1.
-        betas: decay rates of the moment and of the norm, in [0, 1).
-        eps: :math:`\epsilon`, added to the denominator.
-        weight_decay: :math:`\lambda`.
-        amsgrad: must be False; accepted for apex's positional order.
-        reg_inside_moment: normalize gradients and add the weight decay inside the moment.
-        grad_averaging: weight the gradient in the moment by :math:`1 - \beta_1`; otherwise by 1.
-        norm_type: 2 for the L2 norm, or 0 for the largest magnitude, with
+        params (Iterable): Parameters or parameter groups. Parameters are fp32, fp16, bf16 or fp64,
+            dense and without gaps in memory.
+        lr (float | Tensor, default 1e-3): Learning rate :math:`\gamma`. A tensor has one element
+            and a floating dtype.
+        bias_correction (bool, default True): Divide by the terms in :math:`\beta^t`. If False, the
+            terms are 1.
+        betas (tuple[float | Tensor, float | Tensor], default (0.9, 0.999)): Decay rates
+            :math:`\beta_1` of the moment and :math:`\beta_2` of the norm, in [0, 1).
+        eps (float | Tensor, default 1e-8): :math:`\epsilon`, added to the denominator; at least 0.
+        weight_decay (float | Tensor, default 0.0): :math:`\lambda`, at least 0.
+        amsgrad (bool, default False): Must be False. Accepted because apex has the argument at this
+            position.
+        reg_inside_moment (bool, default False): Normalize gradients and add the weight decay inside
+            the moment.
+        grad_averaging (bool, default True): Weight the gradient in the moment by
+            :math:`1 - \beta_1`. If False, the weight is 1.
+        norm_type (int, default 2): 2 for the L2 norm, or 0 for the largest magnitude, with
             :math:`n \leftarrow \beta_2 n + (1 - \beta_2) \max |g|`.
-        init_zero: start with a norm of 0, and treat the first step like any other.
-        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros.
-        maximize: gradient ascent instead of descent.
-        exp_avg_dtype: dtype of `exp_avg`. None: `state_dtype`.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        init_zero (bool, default False): Start with a norm of 0 and apply the general formula in the
+            first step too.
+        set_grad_none (bool, default True): `zero_grad()` sets gradients to None. If False, it fills
+            gradients with zeros.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        exp_avg_dtype (torch.dtype | None, default None): Storage dtype of `exp_avg`. None:
+            `state_dtype`.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
-        RuntimeError: if `amsgrad` is True, and for another `norm_type`.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
+        RuntimeError: If `amsgrad` is True or `norm_type` is neither 0 nor 2.
 
     Example:
-        The paper's own form, with its decay rates:
+        The paper's formula and decay rates:
 
         >>> import torch
         >>> from torchfuse.optimizers import FusedNovoGrad
@@ -75,19 +86,22 @@ class FusedNovoGrad(FusedOptimizer):
         tensor([0.7000, 1.4000])
 
     Notes:
-        The state `exp_avg_norm` is :math:`n`, not its square, as in apex: squares of large norms
-        exceed the range of fp32. It is a 0-dim fp32 tensor (fp64 for fp64 parameters), independent
-        of `state_dtype`. A tensor whose denominator is 0, which requires an :math:`\epsilon` of 0,
-        changes by its weight decay only.
+        The state `exp_avg_norm` is :math:`n` rather than :math:`n^2`, as in apex, because squares
+        of large norms exceed fp32's range. `exp_avg_norm` is a 0-dim fp32 tensor (fp64 for fp64
+        parameters) whatever the `state_dtype`. If the denominator is 0, which requires
+        :math:`\epsilon = 0`, only the weight decay changes the tensor.
 
         With `bias_correction` the first step is about :math:`1 / \sqrt{1 - \beta_2}` times smaller
-        than the later ones, as in apex, because :math:`n` starts with a full norm; with `init_zero`
-        it is not.
+        than later steps, as in apex, because :math:`n` starts with a full norm. With `init_zero`
+        the first step is as large as later steps.
 
-        Differences from apex.optimizers.FusedNovoGrad: it also runs on the CPU and with bf16; the
-        moment is fp32 for 16-bit parameters; steps are counted per parameter, and the number of
-        parameters with a gradient may change from step to step; the host reads nothing back. It
-        loads checkpoints of apex's class.
+        Differences from apex.optimizers.FusedNovoGrad:
+
+        - The CPU and bf16 are supported. The moment is fp32 for 16-bit parameters.
+        - Steps are counted per parameter. Each step may update a different number of parameters.
+        - The step never waits for the device.
+
+        `load_state_dict` accepts checkpoints of apex's class.
 
         Source: B. Ginsburg et al., *Stochastic gradient methods with layer-wise adaptive moments
         for training of deep networks*, 2019.
@@ -160,8 +174,8 @@ class FusedNovoGrad(FusedOptimizer):
 def _give_out_norms(where: str, group: Mapping[str, Any], states: dict[Any, Any]) -> None:
     """Assigns the norms of an apex group to the group's parameters.
 
-    apex stores two vectors, for fp16 and for fp32 parameters, with one norm for each parameter that
-    had a gradient, in order. These are the parameters with a moment, which has their dtype.
+    apex stores one vector for fp16 and one for fp32 parameters. A vector contains one norm per
+    parameter that had a gradient, in order. Such a parameter has a moment of the same dtype.
     """
     halves: list[Any] = []
     others: list[Any] = []

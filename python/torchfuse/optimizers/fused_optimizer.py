@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The fused optimizer: a torch.optim.Optimizer whose step is one native call."""
+"""The base class of the fused optimizers."""
 
 from __future__ import annotations
 
@@ -38,68 +38,68 @@ _ABSENT = object()
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Base of the fused optimizers: a torch.optim.Optimizer whose step is one native call.
+    """Base class of the fused optimizers. The step is one native call.
 
-    A subclass names its native algorithm, which defines the hyper-parameters and their keys in a
-    group. A parameter's state is created with its first gradient, under torch.optim's keys.
+    Subclasses set the native algorithm, which defines the hyper-parameters and their group keys.
+    The first gradient of a parameter creates the parameter's state, under torch.optim's keys.
 
-    Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers: a scaler sets the
-    attributes `grad_scale` (a tensor or None) and `found_inf` before it calls `step()`, and deletes
-    them afterwards. Neither loss scaling nor clipping makes the host wait for the device.
+    Loss scaling follows torch.amp.GradScaler's protocol for fused optimizers. Before `step()`, a
+    scaler sets the attributes `grad_scale` (Tensor or None) and `found_inf`; afterwards, the scaler
+    deletes both. Neither loss scaling nor clipping synchronizes the host with the device.
 
-    Between steps the native step has no references to parameters or state. Threads may step one
-    optimizer at the same time; the steps run one after another.
+    Between steps the native step holds no references to parameters or state. If threads step one
+    optimizer concurrently, the steps run one after another.
 
     Note [Subclasses with a step of their own]
-    A step() written for apex expects unscaled gradients: apex's optimizers, unless capturable, let
-    the scaler unscale them. It would ignore what a scaler asks of a fused step. So a class outside
-    of this package that defines step() does not advertise support for a scaler, unless it does so
-    itself; both scalers then treat it like any other optimizer.
+    A step() written for apex expects unscaled gradients, because apex's optimizers, unless
+    capturable, let the scaler unscale. Such a step() would ignore `grad_scale` and `found_inf`. So
+    a class outside this package that defines step() does not advertise support for a scaler unless
+    the class sets `_step_supports_amp_scaling`. Scalers then unscale before calling step().
     """
 
     _step_supports_amp_scaling = True
 
-    # Only annotated: torch's scaler multiplies its scale by any `grad_scale` that getattr finds.
+    # Only annotated: torch's scaler multiplies by any `grad_scale` that getattr finds.
     grad_scale: Tensor | None
     found_inf: Tensor | None
-    _scaling: ScalingRequest | None = None  # of torchfuse's own scaler
-    # Set by benchmarks, which measure on GPUs whether it saves reading gradients again.
+    _scaling: ScalingRequest | None = None  # set by torchfuse's own scaler
+    # Benchmarks set this to measure whether reverse order saves memory reads on GPUs.
     _update_from_the_end: bool = False
 
     _lock: StepLock
     _native: _C.FusedStep | None = None
-    #: What the native plan was made for.
+    #: State names and norm groups for which the native plan was made.
     _planned_for: Any = None
-    #: The settings that the last step has checked, of all groups in a row.
+    #: The settings of all groups that the last step checked, flattened.
     _checked_settings: Sequence[Any] = ()
-    #: While the averages are in the parameters' place.
+    #: Set while the parameters hold their averages.
     _swapped: ema.Swapped | None = None
 
-    # What a subclass may override.
+    # Attributes and methods that a subclass may override.
 
     #: Name of the native algorithm.
     _algorithm: ClassVar[str]
-    #: Keys of a state that are further step counts.
+    #: State keys that hold further step counts.
     _counts: ClassVar[tuple[str, ...]] = ()
-    #: What None stands for; the classes of torchfuse.apex leave unscaled gradients, as apex does.
+    #: `write_back_grads` for None; torchfuse.apex's classes leave unscaled gradients, as apex does.
     _write_back_default: ClassVar[WriteBackGrads] = False
 
     set_grad_none = StepOption[bool]("Whether zero_grad() sets gradients to None.")
-    max_grad_norm = StepOption[float | None]("Norm to which a step clips, or None.")
+    max_grad_norm = StepOption[float | None]("Maximum gradient norm. None disables clipping.")
     skip_norm_above = StepOption[float | Tensor | None](
-        "Norm above which a step is skipped, or None. A tensor is not saved."
+        "Gradient norm above which a step is skipped. None skips no step. A tensor is not saved."
     )
-    write_back_grads = StepOption[WriteBackGrads]("What a step stores in gradients.")
+    write_back_grads = StepOption[WriteBackGrads]("What a step stores in `.grad`.")
     skip_non_finite = StepOption[bool](
-        "Whether a step with a non-finite gradient is skipped without a scaler too."
+        "Whether non-finite gradients skip the step even without a scaler."
     )
     seed = StepOption[int]("Seed of stochastic rounding.")
-    ema_decay = StepOption[float | None]("Decay of the parameters' averages, or None.")
-    ema_warmup = StepOption[bool]("Whether averages begin with a smaller decay.")
-    ema_start_step = StepOption[int]("Steps before averages begin; copies until then.")
-    norm_groups = StepOption[NormGroups]("Processes that step other parameters. Not saved.")
+    ema_decay = StepOption[float | None]("Decay of moving averages. None disables averages.")
+    ema_warmup = StepOption[bool]("Whether moving averages begin with a smaller decay.")
+    ema_start_step = StepOption[int]("Step count up to which averages are copies of parameters.")
+    norm_groups = StepOption[NormGroups]("Process groups that share the gradient norm. Not saved.")
     master_weights: bool = group_option(
-        "master_weights", bool, "Whether 16-bit parameters have fp32 masters; of the first group."
+        "master_weights", bool, "Whether the first group keeps fp32 masters for 16-bit parameters."
     )
 
     def __init__(self, params: Any, defaults: dict[str, Any], **options: Any) -> None:
@@ -117,61 +117,58 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _hyper_params(
         self, index: int, group: dict[str, Any], in_step: bool = True
     ) -> tuple[Any, ...]:
-        """Returns the values of group `index`, in the order of the algorithm's table."""
+        """Returns the hyper-parameters of group `index` in the native algorithm's order."""
         return hyper_params.values(type(self), index, self._algorithm, group, in_step)
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Returns the states that a parameter of this group needs."""
+        """Returns the names of the states that the group's parameters need."""
         return state.names_of(self._algorithm)[0]
 
     def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
-        """Returns the initial value of the state `name` of a parameter."""
+        """Returns the initial value of a parameter's state `name`."""
         return state.empty_state(self, name, param, group).zero_()
 
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state.create_state(self, param, group)
 
     def _loss_scale(self) -> Tensor | None:
-        """Returns the loss scale that the step has to remove from the gradients, or None."""
+        """Returns the scale by which the step divides gradients, or None."""
         if self._scaling is not None:
             return self._scaling.grad_scale
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return scale
 
     def _ema(self) -> tuple[float, bool, int] | None:
-        """Returns decay, warm-up and start of the averages, as the native step takes them."""
+        """Returns the native step's EMA options (decay, warmup, start step), or None."""
         decay = self.defaults["ema_decay"]
         return None if decay is None else (decay, self.ema_warmup, self.ema_start_step)
 
     def _check_settings(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
-        """Checks a group's options, none of which is a tensor, and makes bools of its flags."""
+        """Checks a group's non-tensor options and converts flags to bools."""
         caller = self._caller(in_step)
         group.update(hyper_params.checked_flags(caller, index, self._algorithm, group, in_step))
         check_step_options(self, caller, index, group)
 
     def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
-        """Checks what a schedule may change later, and a checkpoint hold then."""
+        """Checks a new group's schedulable values; later edits and checkpoints skip this check."""
 
     def _normalize_group(self, group: dict[str, Any]) -> None:
-        """Converts, in place, a group that torch.optim or apex may have saved."""
+        """Converts a group saved by torch.optim or apex in place."""
         for key in TORCH_ONLY:
             group.pop(key, None)
 
     def _normalize_checkpoint(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a checkpoint in torchfuse's layout, if apex stored parameter states in groups.
+        """Returns the checkpoint with states that apex stored in groups moved to parameters.
 
-        `state_dict` is not modified; only its numbers of groups and parameters have been checked.
+        Only the numbers of groups and parameters are checked. Must not modify `state_dict`.
         """
         return state_dict
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """Converts, in place, a parameter's state that torch.optim or apex may have saved.
-
-        `group` is the normalized group; `state` has not been checked.
-        """
+        """Converts a parameter's unchecked state, saved by torch.optim or apex, in place."""
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Adds, in place, the entries that a class of torch.optim reads; hooks run afterwards."""
+        """Adds entries that torch.optim's class reads in place, before hooks run."""
 
     # The step.
 
@@ -185,18 +182,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Updates every parameter that has a gradient.
 
         Args:
-            closure: called first, with gradients enabled; its value is returned.
+            closure (Callable | None, default None): Function called first, with gradients enabled.
+                `step()` returns its value.
 
         Raises:
-            RuntimeError: for a closure when a gradient scaler calls the step, and for tensors that
-                no longer match; the message names them, and nothing has been changed.
+            RuntimeError: If a gradient scaler passes a closure, or if a tensor no longer matches
+                its parameter. The message names the tensor, and no parameter has changed.
         """
         loss: float | None = None
         try:
             if closure is not None:
                 self._refuse_swapped("step")
                 if self._scaling is not None or getattr(self, "found_inf", None) is not None:
-                    # torch's scaler checks for closures too, but does not detect positional ones.
+                    # torch's scaler only detects closures passed by keyword.
                     raise RuntimeError(
                         "Closure use is not currently supported if GradScaler is enabled."
                     )
@@ -205,7 +203,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             with self._lock:
                 self._fused_update()
         except StepWithinStepError:
-            raise  # what a scaler asks belongs to the outer step
+            raise  # the scaler's attributes belong to the outer step
         except BaseException:
             forget_scale(self)
             raise
@@ -229,7 +227,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._plan(self._native, needed)
             if self._native_step(self._native, scale):
                 return
-            self._planned_for = None  # something is not as planned
+            self._planned_for = None  # the plan no longer matches the state
         raise RuntimeError(
             f"{self._caller(in_step=True)}: expected the state to stay as it is during the step, "
             "got a change. Do not change it from another thread."
@@ -260,7 +258,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return done
 
     def _flag(self) -> Tensor | None:
-        """Returns the flag that torch's scaler has set: without any gradient, the number 0."""
+        """Returns the flag set by torch's scaler, which sets the number 0 without gradients."""
         if not hasattr(self, "found_inf"):
             return None
         distributed.refuse_other_scaler(type(self).__name__, self.norm_groups)
@@ -269,10 +267,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     @torch.inference_mode(False)  # states are written in later steps
     @torch.no_grad()
     def _plan(self, native: _C.FusedStep, needed: list[tuple[str, ...]]) -> None:
-        """Creates missing state and makes a plan of the native step for all parameters."""
+        """Creates missing states and the native step's plan for all parameters."""
         self._planned_for = None  # if planning fails, the next step has to plan again
         caller = self._caller(in_step=True)
-        # Before a state is created or dropped: what a program may have edited.
+        # Check edits by the program before any state is created or dropped.
         state.check_listed_once(caller, self.param_groups)
         for index, group in enumerate(self.param_groups):
             check_storage(caller, index, group, self._state_dtype_options())
@@ -291,19 +289,22 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._planned_for = needed
 
     def grad_norm(self) -> Tensor | None:
-        """Returns the norm of the last step's unscaled gradients before clipping, over all groups.
+        """Returns the norm of the last step's unscaled gradients over all groups, before clipping.
 
-        It is a 0-dim fp32 tensor on the device: NaN if the step neither clipped nor checked for
-        overflow, 0 if no parameter had a gradient. It is None before the first step. Reading the
-        value makes the host wait.
+        Returns:
+            0-dim fp32 tensor on the device, or None before the first step. The value is NaN if the
+            step neither clipped nor checked for overflow, and 0 if no parameter had a gradient.
+            Reading the value synchronizes the host with the device.
         """
         with self._lock.between_steps:
             return None if self._native is None else self._native.total_norm()
 
     def last_step_skipped(self) -> Tensor | None:
-        """Returns 1 if the last step was skipped, else 0; None before the first step.
+        """Returns 1 if the last step was skipped, otherwise 0.
 
-        It is a 0-dim fp32 tensor on the device, and 0 if no parameter had a gradient.
+        Returns:
+            0-dim fp32 tensor on the device, or None before the first step. The value is 0 if no
+            parameter had a gradient.
         """
         with self._lock.between_steps:
             return None if self._native is None else self._native.skipped()
@@ -311,20 +312,22 @@ class FusedOptimizer(torch.optim.Optimizer):
     # Parameter groups.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group; the optimizer's defaults replace missing values.
+        """Adds a parameter group. The optimizer's defaults replace missing values.
+
+        Args:
+            param_group (dict): `params` and the group's options.
 
         Raises:
-            ValueError: for a value out of range or a parameter that cannot be updated, naming the
-                group; the optimizer is unchanged.
-            TypeError: for a value of the wrong type, naming the group; the optimizer is unchanged.
+            ValueError: If a value is out of range or a parameter is unsupported.
+            TypeError: If a value has the wrong type. After either error nothing has changed.
         """
-        # The index of the group is known only while no other thread adds one.
+        # The lock prevents other threads from adding a group with the same index.
         with self._lock.between_steps:
             index, name = len(self.param_groups), self._caller()
             if isinstance(param_group, dict):
                 check_torch_only(name, index, param_group)
                 dtype = param_group.pop("master_weight_dtype", torch.float32)
-                check_master_dtype(name, index, dtype)  # it has only one valid value
+                check_master_dtype(name, index, dtype)
                 for key in TORCH_ONLY:
                     param_group.pop(key, None)
                 take_step_options(self, index, param_group)
@@ -349,7 +352,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._check_hyper_params(index, group)
 
     def _check_hyper_params(self, index: int, group: dict[str, Any], in_step: bool = False) -> None:
-        """Checks the numbers of a group; in a step, values on a device are not read."""
+        """Checks a group's numbers. In a step, tensors on a device are not read."""
         found = self._hyper_params(index, group, in_step)
         caller, algorithm = self._caller(in_step), self._algorithm
         _C.check_hyper_params(
@@ -357,12 +360,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _check_edits(self) -> None:
-        """Checks the groups' settings in a step, if any is not as in the step before.
+        """Checks the groups' settings if any changed since the last step.
 
         Note [Edited groups]
         Programs edit groups between steps. The native step checks numbers such as `lr`, which
-        change often. Settings rarely change, so a step only looks whether they are the same
-        objects; comparing by value could read a tensor, and takes 1.0 for True.
+        change often. Other settings rarely change, so a step only checks whether every setting is
+        the same object. Comparing values could read a device tensor, and 1.0 would equal True.
         """
         found, checked = self._all_settings(), self._checked_settings
         if len(found) == len(checked) and all(map(is_, found, checked)):
@@ -386,7 +389,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _state_dtype_options(self) -> tuple[str, ...]:
-        """Returns the options for dtypes; a state has one of its own if its class takes one."""
+        """Returns the names of the class's state dtype options."""
         own = (f"{name}_dtype" for name in state.names_of(self._algorithm)[0])
         return ("state_dtype", *(key for key in own if key in self.defaults))
 
@@ -396,15 +399,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     def make_capturable(self) -> None:
         """Converts numeric hyper-parameters of all groups to tensors on the parameters' devices.
 
-        A captured CUDA graph reads them in every replay: change them with `fill_`, as torch's
-        learning rate schedulers do for a tensor `lr`. Capturing a step whose `lr` is a number
-        raises RuntimeError; other numbers are constants of the graph, as in torch.
+        A captured CUDA graph reads these tensors in every replay. Change a value with `fill_`, as
+        torch's learning rate schedulers do for a tensor `lr`. Capturing a step whose `lr` is a
+        number raises RuntimeError. Other numbers become constants in the graph, as in torch.
         """
         for group in self.param_groups:
             group.update(hyper_params.as_tensors(self._algorithm, group))
 
     def _make_lr_capturable(self, group: dict[str, Any]) -> None:
-        """Converts `lr` of a `capturable` group to a tensor, which a captured graph reads."""
+        """Converts a `capturable` group's `lr` to a tensor, for captured CUDA graphs."""
         if group.get("capturable") and group["params"]:
             group["lr"] = as_tensor(group["lr"], group["params"][0].device)
 
@@ -412,8 +415,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Resets the gradients of all parameters.
 
         Args:
-            set_to_none: set gradients to None instead of filling them with zeros. None: the value
-                of the constructor argument `set_grad_none`.
+            set_to_none (bool | None, default None): Set gradients to None. If False, fill gradients
+                with zeros. None: the constructor argument `set_grad_none`.
         """
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 
@@ -421,10 +424,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups_master(self) -> list[dict[str, list[Tensor]]] | None:
-        """The tensors that the step updates in full precision, by group in the order of `params`.
+        """Tensors that the step updates in full precision, by group in the order of `params`.
 
-        These are the fp32 masters of 16-bit parameters (copies, if stored as remainders), and all
-        other parameters. None without masters, and before the step that creates them.
+        For 16-bit parameters the list contains fp32 masters (copies if stored as remainders), for
+        other parameters the parameter. None without masters and before the first step.
         """
         return state.groups_with_masters(self)
 
@@ -432,18 +435,20 @@ class FusedOptimizer(torch.optim.Optimizer):
     def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
         """Updates fp32 masters after writes to 16-bit parameters that a step cannot detect.
 
-        Master elements that do not round to the parameter's element are replaced with it; all
-        others keep their bits. A remainder is cleared where it extends no parameter: a negative
-        one beside 0, a positive one beside an infinity. Steps do this automatically for writes that
-        change the parameter's version, such as `p.clamp_()` under no_grad or
-        `model.load_state_dict()`. Writes through `p.data` and by a replayed CUDA graph do not
-        change it: call this method after them.
+        Steps detect writes that change the parameter's version, such as `p.clamp_()` under no_grad
+        or `model.load_state_dict()`. Call this method after writes through `p.data` or by a
+        replayed CUDA graph, because such writes keep the version.
+
+        A master element that does not round to the parameter's element is replaced with the
+        parameter's element. Other elements keep every bit. A remainder that no master can have
+        (negative for a parameter of 0, positive for an infinite parameter) is cleared.
 
         Args:
-            params: parameters of this optimizer. None: all.
+            params (Iterable[Tensor] | None, default None): Parameters of this optimizer. None:
+                all parameters.
 
         Raises:
-            ValueError: for a tensor that is not a parameter of this optimizer.
+            ValueError: If a tensor is not a parameter of this optimizer.
 
         Example:
             >>> import torch, torchfuse
@@ -462,7 +467,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             state.remake_masters(self, params)
 
     def _refuse_swapped(self, action: str) -> None:
-        """Raises if the averages are in the parameters' place."""
+        """Raises RuntimeError while the parameters hold their averages."""
         if self._swapped is not None:
             name = self._caller()
             raise RuntimeError(
@@ -472,28 +477,28 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def swap_ema_(self) -> None:
-        """Exchanges the parameters and their averages in place, or exchanges them back.
+        """Exchanges parameters and moving averages in place. A second call undoes the exchange.
 
-        Evaluate or save the model in between. A 16-bit parameter receives its average rounded to
-        nearest. The second call restores every parameter bit for bit; until then the optimizer
-        takes no step, saves and loads no state, and makes no masters. Parameters that have not been
-        stepped yet have no average and keep their values. Prefer :meth:`ema_weights`, which cannot
-        be left open.
+        Evaluate or save the model between both calls. A 16-bit parameter receives its average
+        rounded to nearest. The second call restores every parameter bit for bit. Until then steps,
+        `state_dict()`, `load_state_dict()` and `remake_masters()` raise RuntimeError. Parameters
+        without a step have no average and keep their values. Prefer :meth:`ema_weights`, which
+        always undoes the exchange.
 
         Raises:
-            RuntimeError: if `ema_decay` is None, and if a parameter has another dtype by the second
-                call: convert a copy of the model.
+            RuntimeError: If `ema_decay` is None, or if a parameter's dtype has changed by the
+                second call. To convert averages, convert a copy of the model.
 
         Warns:
-            UserWarning: at the second call, if a parameter was written in between. The averages
-                have what was written then.
+            UserWarning: In the second call, if a parameter was written in between. The averages
+                then contain the written values.
         """
         with self._lock.between_steps:
             ema.swap(self)
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """A context in which the parameters hold their averages; see :meth:`swap_ema_`.
+        """Returns a context in which the parameters hold their averages; see :meth:`swap_ema_`.
 
         Example:
             >>> import torch, torchfuse
@@ -515,10 +520,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     # State dicts, copies and pickles.
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict, which the torch.optim class, if there is one, can load too."""
+        """Returns the state dict. The corresponding torch.optim class, if any, can load it too."""
         self._refuse_swapped("state_dict")
-        # torch's own method ends with the hooks, which may replace what they get: all must be in
-        # there by then.
+        # Hooks may replace the state dict, so all entries must be added before hooks run.
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state_dict = serialization.packed(self)
@@ -530,20 +534,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a checkpoint of this class, of its torch.optim counterpart or of apex.
+        """Loads a checkpoint saved by this class, its torch.optim counterpart or apex's class.
 
-        The state is copied, moved to the parameters' devices, laid out like the parameters and
-        converted to this optimizer's state dtypes; by default it stays fp32 for 16-bit parameters.
-        Options that are missing from the checkpoint keep their values. So do storage options such
-        as `state_dtype`, and `master_weights=True`: masters that are missing from the checkpoint
-        are created from the parameters in the next step.
+        States are copied to the parameters' devices and strides, in this optimizer's state dtypes.
+        Options that the checkpoint does not contain keep their values. Storage options such as
+        `state_dtype`, and `master_weights=True`, are never loaded. The next step creates missing
+        masters from the parameters. After an error the optimizer is unchanged.
 
         Args:
-            state_dict: a result of `state_dict()` of one of these classes.
+            state_dict (Mapping): A return value of `state_dict()`.
 
         Raises:
-            ValueError: for missing or damaged parts, states of another class, wrong shapes or wrong
-                dtypes, naming the parameter's index and the key; the optimizer is unchanged.
+            ValueError: If entries are missing or damaged, states belong to another class, or shapes
+                or dtypes do not match. The message names the parameter's index and the key.
         """
         self._refuse_swapped("load_state_dict")
         serialization.check_dict(
@@ -554,7 +557,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             replacement = pre_hook(self, given)
             if replacement is not None:
                 given = replacement
-        # Tensors of inference mode could not be written in later steps.
+        # Later steps could not write to inference tensors.
         with torch.inference_mode(False), torch.no_grad():
             loaded = serialization.read_state_dict(self, given)
         defaults = {**self.defaults, **loaded.options}
@@ -565,14 +568,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what copy.deepcopy and pickle take."""
+        """Returns the state for copy.deepcopy and pickle."""
         self._refuse_swapped("__getstate__")
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores the state, also for copy.deepcopy and pickle, which drop the native object."""
+        """Restores the state from copy.deepcopy, pickle or load_state_dict()."""
         super().__setstate__(state)
-        # A pickle of another version may lack some.
+        # A pickle from another version may lack some options.
         self.defaults = {**checked_options(type(self), {}), **self.defaults}
         for group in self.param_groups:
             self._normalize_group(group)
@@ -581,7 +584,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     group.setdefault(key, default)
             self._make_lr_capturable(group)
         self._make_lock()
-        # The next step makes a new plan. Native workspaces remain: a CUDA graph may use them.
+        # The next step makes a new plan. Native workspaces remain for captured CUDA graphs.
         self._planned_for = None
 
     def _make_lock(self) -> None:

@@ -16,14 +16,14 @@ from torchfuse.optimizers.options import TORCH_ONLY, CommonOptions, group_option
 from torchfuse.optimizers.serialization import as_count
 from torchfuse.optimizers.state import has_value
 
-#: Key of the state: the step count at which a later momentum buffer was created.
+#: State key for the step count at which a late momentum buffer was created.
 START = "momentum_start"
 
 
 class FusedSGD(FusedOptimizer):
     r"""SGD with momentum in one pass over all parameters, with unscaling and clipping inside.
 
-    With :math:`g` the gradient (negated under `maximize`):
+    With :math:`g` the gradient (negated if `maximize`):
 
     .. math::
         g &\leftarrow g + \lambda p \quad \text{(unless wd_after_momentum)} \\
@@ -35,24 +35,28 @@ class FusedSGD(FusedOptimizer):
     Without momentum there is no buffer :math:`b`, and :math:`d = g`.
 
     Args:
-        params: parameters or parameter groups, without gaps in memory, of fp32, fp16, bf16 or fp64.
-        lr: learning rate :math:`\gamma`, a number or a 1-element float tensor. Required, here or
-            in every group.
-        momentum: :math:`\mu`, at least 0.
-        dampening: :math:`\tau`, at least 0.
-        weight_decay: :math:`\lambda`, at least 0.
-        nesterov: use Nesterov momentum; requires a momentum above 0 and a dampening of 0.
-        wd_after_momentum: add the weight decay after the momentum, so that it does not enter the
-            buffer; torch.optim.SGD does not have this option.
-        materialize_master_grads: ignored; accepted for programs written for apex.
-        set_grad_none: `zero_grad()` sets gradients to None instead of filling them with zeros. The
-            default is False, as in apex.
-        maximize: gradient ascent instead of descent.
-        **options: options of every fused optimizer, documented in :class:`FusedAdam`.
+        params (Iterable): Parameters or parameter groups. Parameters are fp32, fp16, bf16 or fp64,
+            dense and without gaps in memory.
+        lr (float | Tensor): Learning rate :math:`\gamma`, required here or in every group. A tensor
+            has one element and a floating dtype.
+        momentum (float | Tensor, default 0): :math:`\mu`, at least 0.
+        dampening (float | Tensor, default 0): :math:`\tau`, at least 0.
+        weight_decay (float | Tensor, default 0): :math:`\lambda`, at least 0.
+        nesterov (bool, default False): Use Nesterov momentum. Requires a momentum above 0 and a
+            dampening of 0.
+        wd_after_momentum (bool, default False): Add the weight decay after the momentum, so that
+            the buffer does not include weight decay. torch.optim.SGD does not have this option.
+        materialize_master_grads (bool, default True): Ignored. Accepted for programs written for
+            apex.
+        set_grad_none (bool, default False): `zero_grad()` sets gradients to None. If False, as in
+            apex, it fills gradients with zeros.
+        maximize (bool, default False): Ascend along the gradient instead of descending.
+        **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
-        ValueError: for a value out of range or an unsupported parameter, naming the group.
-        TypeError: for a value of the wrong type, naming the group.
+        ValueError: If a value is out of range or a parameter is unsupported. The message names the
+            parameter group.
+        TypeError: If a value has the wrong type. The message names the parameter group.
 
     Example:
         >>> import torch
@@ -68,20 +72,26 @@ class FusedSGD(FusedOptimizer):
         tensor([0.7500, 0.5000])
 
     Notes:
-        `state["step"]` on the device determines the first step; steps that a scaler skipped do not
-        count. If a buffer is created later, when the momentum becomes positive,
-        `state["momentum_start"]` is the count at that time, and the next step is the buffer's
-        first. With a momentum that is a tensor on a device, which the host does not read, buffers
-        exist from the first step: the first update of one is dampened if the momentum was 0 until
-        then.
+        `state["step"]` on the device determines the first step. Skipped steps do not count. If the
+        momentum becomes positive later, `state["momentum_start"]` stores the step count at which
+        the buffer was created, and the next step is the buffer's first. The host does not read a
+        momentum tensor on a device, so with such a momentum buffers exist from the first step. If
+        the momentum was 0 until then, a buffer's first update is dampened.
 
-        Differences from torch.optim.SGD: the buffer is fp32 for 16-bit parameters; any `found_inf`
-        other than 0 skips the step; a negative `dampening` and sparse tensors are rejected.
-        Checkpoints can be exchanged in both directions: a buffer without a step count has been
-        updated, and a buffer before its first update is saved as None.
+        Differences from torch.optim.SGD:
 
-        Differences from apex.optimizers.FusedSGD: it also runs on the CPU and with bf16; each
-        parameter has its own first step; without momentum there are no buffers.
+        - The buffer is fp32 for 16-bit parameters.
+        - Any `found_inf` other than 0 skips the step.
+        - Negative `dampening` and sparse tensors are not supported.
+
+        Both classes load each other's checkpoints. A saved buffer without a step count has already
+        been updated. A buffer before its first update is saved as None.
+
+        Differences from apex.optimizers.FusedSGD: this class also supports the CPU and bf16. Each
+        parameter has its own first step. Without momentum there are no buffers.
+
+        Source: I. Sutskever et al., *On the importance of initialization and momentum in deep
+        learning*, 2013.
     """
 
     _algorithm = "sgd"
@@ -90,10 +100,11 @@ class FusedSGD(FusedOptimizer):
     wd_after_momentum: bool = group_option(
         "wd_after_momentum",
         bool,
-        "Whether weight decay is added after the momentum; of the first group.",
+        "Whether the first group adds weight decay after the momentum (bool). Setting the property "
+        "changes all groups.",
     )
     materialize_master_grads: bool = group_option(
-        "materialize_master_grads", bool, "Ignored; accepted for programs written for apex."
+        "materialize_master_grads", bool, "Ignored (bool). Accepted for programs written for apex."
     )
 
     def __init__(
@@ -129,13 +140,14 @@ class FusedSGD(FusedOptimizer):
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
         if not _has_momentum(group) and _begins(state):
-            # Steps without momentum would count past its first update. It begins again later.
+            # A buffer that was never updated is recreated when the momentum becomes positive. If it
+            # stayed, steps without momentum would advance the count past its first update.
             for key in ("momentum_buffer", START):
                 state.pop(key, None)
         super()._create_state(param, group)
 
     def _begin_state(self, param: Tensor, group: dict[str, Any], name: str) -> Tensor:
-        # A buffer that begins later than the count: its first update takes the whole gradient.
+        # The first update of a late buffer uses the undampened gradient.
         step = self.state[param].get("step")
         if isinstance(step, Tensor) and step.numel() == 1:
             self.state[param][START] = as_count(step, param.device)
@@ -162,8 +174,8 @@ class FusedSGD(FusedOptimizer):
             state["step"] = 1
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # A buffer before its first update is None, as in torch: its first update takes the whole
-        # gradient. After it, the start has no use. torch keeps `step` but does not read it.
+        # torch's class stores None before the buffer's first update. After the first update the
+        # start count is not needed. torch keeps `step` but does not read it.
         states = state_dict["state"]
         for group in state_dict["param_groups"]:
             group.update(TORCH_ONLY)
@@ -179,7 +191,7 @@ class FusedSGD(FusedOptimizer):
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
-    """Whether there are buffers; a momentum on a device may become positive at any time."""
+    """Returns whether the group needs buffers; a device momentum may turn positive unnoticed."""
     momentum = group["momentum"]
     if not isinstance(momentum, Tensor):
         return bool(momentum != 0)
@@ -188,14 +200,14 @@ def _has_momentum(group: dict[str, Any]) -> bool:
 
 
 def _is_zero(step: Any) -> bool:
-    """Whether a count, which has not been checked, is known to be 0."""
+    """Returns whether an unchecked step count is known to be 0."""
     if isinstance(step, Tensor):
         return step.numel() == 1 and has_value(step) and float(step) == 0.0
     return bool(step == 0)
 
 
 def _begins(state: Mapping[str, Any]) -> bool | None:
-    """Whether there is a buffer whose first update comes next; None where no value is known."""
+    """Returns whether the next update is the buffer's first; None if the count has no value."""
     buffer, step, start = (state.get(key) for key in ("momentum_buffer", "step", START))
     if buffer is None or not isinstance(step, Tensor):
         return False
@@ -209,7 +221,7 @@ def _without_start(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _was_counted_elsewhere(state: dict[str, Any]) -> bool:
-    """Whether a buffer has been updated although its count is 0, as torch.optim.SGD's are."""
+    """Returns whether a buffer was updated although its count is 0, as torch.optim.SGD does."""
     step, buffer = state["step"], state["momentum_buffer"]
     if isinstance(step, Tensor):
         step = float(step) if step.numel() == 1 and has_value(step) else None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The hyper-parameters of a native algorithm, as the parameter groups hold them.
+"""Maps parameter groups to the native algorithms' hyper-parameters.
 
-Names, order and ranges are defined once, with the formula (`torchfuse/hyper_params.h`), and checked
-once, by the native module: when a group is added and in every step. A tensor on a device is read
-when a group is added, and not in a step.
+The native library defines names, order and ranges (`torchfuse/hyper_params.h`). The native module
+checks values when a group is added and in every step. Device tensors are only read when a group is
+added.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torchfuse import _C
 from torchfuse._shown import shown
 from torchfuse.optimizers.options import as_tensor, is_flag
 
-#: Hyper-parameters that a group holds in a pair: the key of the pair, and the index in it.
+#: Hyper-parameters that groups store in pairs, with the pair's key and the index in the pair.
 PARTS: Mapping[str, tuple[str, int]] = {
     "beta1": ("betas", 0),
     "beta2": ("betas", 1),
     "min_trust_ratio": ("trust_ratio_bounds", 0),
     "max_trust_ratio": ("trust_ratio_bounds", 1),
 }
-#: The key of a pair that may be None, and the value that None stands for.
+#: Key of a pair that may be None, and the value that replaces None.
 BOUNDS = "trust_ratio_bounds"
 UNBOUNDED = (0.0, math.inf)
-#: Keys of pairs of numbers that have the same range.
+#: Keys of pairs whose numbers share one range.
 PAIRS = ("betas",)
-#: Keys of flags that no native algorithm has in its table.
+#: Keys of flags that are not native hyper-parameters.
 OTHER_FLAGS = (
     "master_weights",
     "store_param_remainders",
@@ -42,7 +42,7 @@ OTHER_FLAGS = (
 
 
 class HyperParam(NamedTuple):
-    """A hyper-parameter of a native algorithm; a number must be below `high`."""
+    """A native hyper-parameter; a number must be below `high`."""
 
     name: str
     is_flag: bool
@@ -51,27 +51,27 @@ class HyperParam(NamedTuple):
 
 @functools.cache
 def table(algorithm: str) -> tuple[HyperParam, ...]:
-    """Returns the native hyper-parameters, in the order in which the step takes them."""
+    """Returns the native hyper-parameters, in the native step's order."""
     return tuple(HyperParam(*told) for told in _C.hyper_params_of(algorithm))
 
 
 @functools.cache
 def numbers(algorithm: str) -> Mapping[str, HyperParam]:
-    """Returns, by group key, hyper-parameters that are numbers, tensors or pairs of them."""
+    """Returns the numeric hyper-parameters (numbers, tensors or pairs) by group key."""
     infos = {PARTS.get(info.name, (info.name, 0))[0]: info for info in table(algorithm)}
     return {key: info for key, info in infos.items() if not info.is_flag and key != BOUNDS}
 
 
 @functools.cache
 def places(algorithm: str) -> tuple[str, ...]:
-    """Returns where a group holds each value, for messages: "lr", "betas[0]"."""
+    """Returns each hyper-parameter's place in a group, such as "betas[0]", for messages."""
     parts = {name: f"{key}[{index}]" for name, (key, index) in PARTS.items()}
     return tuple(parts.get(info.name, info.name) for info in table(algorithm))
 
 
 @functools.cache
 def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns a group's keys in the order of `table`, and the indices of those of pairs."""
+    """Returns a group's keys in the order of `table`, and the indices of pairs' keys."""
     keys = tuple(
         dict.fromkeys(PARTS.get(info.name, (info.name, 0))[0] for info in table(algorithm))
     )
@@ -82,10 +82,10 @@ def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def values(
     owner: type, index: int, algorithm: str, group: Mapping[str, Any], in_step: bool
 ) -> tuple[Any, ...]:
-    """Returns the values of group `index` of an optimizer, in the order of `table`.
+    """Returns the values of group `index`, in the order of `table`.
 
     Raises:
-        ValueError: if a value that must be a pair is not one.
+        ValueError: If a value that must be a pair is not a pair.
     """
     keys, pairs = _keys(algorithm)
     found = [group[key] for key in keys]
@@ -105,7 +105,7 @@ def values(
 
 
 def as_tensors(algorithm: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a group as tensors on the device of its parameters."""
+    """Returns a group's numbers as tensors on the parameters' device."""
     device = group["params"][0].device if group["params"] else torch.device("cpu")
     return {
         key: tuple(as_tensor(value, device) for value in group[key])
@@ -116,18 +116,18 @@ def as_tensors(algorithm: str, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positional_remedy(key: str, value: Any) -> str:
-    """Returns advice on a value that was not meant for the argument `key`."""
-    # torch's classes have their betas at this position.
+    """Returns a message's remedy for a positional argument `key` of the wrong type."""
+    # torch's classes have betas at the position of bias_correction and step.
     in_place = key in ("bias_correction", "step")
     if in_place and isinstance(value, tuple | list) and len(value) == 2:
         return f"Positional arguments are in apex's order: pass betas={value!r}."
-    return "Pass what was meant for another argument by keyword."
+    return "If the value was meant for another argument, pass it by keyword."
 
 
 def checked_flags(
     caller: str, group: int, algorithm: str, given: Mapping[str, Any], in_step: bool = False
 ) -> dict[str, bool]:
-    """Returns the flags of a group as bools; each must be a bool, or 0 or 1 as in apex."""
+    """Returns a group's flags as bools. Valid flags are bools, and 0 and 1 as in apex."""
     native = [info.name for info in table(algorithm) if info.is_flag]
     found = {key: given[key] for key in (*native, *OTHER_FLAGS) if key in given}
     for key, value in found.items():

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The options of every fused optimizer: those of the whole step, and those of a group.
+"""Options that every fused optimizer supports, per step and per parameter group.
 
 Note [Options of the step]
-What belongs to the whole step is an attribute of the optimizer, checked when it is set. It lies in
-`optimizer.defaults`, which copies, pickles and programs that make a second optimizer take along.
-Groups do not hold it: a step refuses a group that says something else. `state_dict()` writes it
-into every saved group, and `load_state_dict()` reads the first, because torch.distributed's
-checkpoints, FSDP1 and ZeroRedundancyOptimizer carry nothing but groups.
+An option that applies to the whole step is an attribute of the optimizer and is checked when set.
+The value is stored in `optimizer.defaults`, which copies, pickles and programs that construct a
+second optimizer include. Groups do not store step options, and a step raises if a group contains
+another value. `state_dict()` writes step options into every saved group, and `load_state_dict()`
+reads the first group, because torch.distributed's checkpoints, FSDP1 and ZeroRedundancyOptimizer
+only save groups.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from typing_extensions import Self
 
 from torchfuse._shown import shown
 
-#: What a step stores in gradients. True stands for "clipped".
+#: Choices for the gradients that a step stores in `.grad`. True means "clipped".
 WriteBackGrads = bool | Literal["unscaled", "clipped"]
 
-#: Keys of torch.optim's groups that choose among torch's implementations and have no meaning here,
-#: with the values that torch's classes expect.
+#: Group keys that select among torch.optim's implementations, with the values that torch's classes
+#: expect. torchfuse ignores these keys.
 TORCH_ONLY: Mapping[str, Any] = {"foreach": None, "fused": None, "differentiable": False}
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class BasicOptions(TypedDict, total=False):
-    """Options that every fused optimizer takes by keyword only, documented in `FusedAdam`."""
+    """Keyword-only options of every fused optimizer, documented in `FusedAdam`."""
 
     write_back_grads: WriteBackGrads | None
     skip_non_finite: bool
@@ -58,24 +59,24 @@ class BasicOptions(TypedDict, total=False):
 
 
 class MasterOptions(BasicOptions, total=False):
-    """`BasicOptions` for classes that do not take `master_weights` by position."""
+    """`BasicOptions` for classes whose `master_weights` is keyword-only."""
 
     master_weights: bool
 
 
 class CommonOptions(MasterOptions, total=False):
-    """`MasterOptions` for classes that do not take `max_grad_norm` by position."""
+    """`MasterOptions` for classes whose `max_grad_norm` is keyword-only."""
 
     max_grad_norm: float | None
 
 
 class StepOptions(CommonOptions, total=False):
-    """`CommonOptions` for classes that do not take `set_grad_none` by position."""
+    """`CommonOptions` for classes whose `set_grad_none` is keyword-only."""
 
     set_grad_none: bool
 
 
-#: Defaults of the options of groups, and of the step.
+#: Default values of group options and of step options.
 GROUP_OPTIONS: Mapping[str, Any] = {
     "master_weights": False,
     "state_dtype": None,
@@ -94,22 +95,23 @@ STEP_OPTIONS: Mapping[str, Any] = {
     "ema_start_step": 0,
     "norm_groups": None,
 }
-#: Those of the step that checkpoints hold: process groups are a program's own.
+#: Step options that checkpoints contain. Process groups cannot be saved.
 SAVED_OPTIONS = tuple(key for key in STEP_OPTIONS if key != "norm_groups")
 
 
 @dataclass
 class ScalingRequest:
-    """What a scaler of torchfuse asks of one step: `optimizer._scaling` for as long as it takes.
+    """A torchfuse scaler's request for one step, stored in `optimizer._scaling` during the step.
 
-    Hooks, and steps of a program's own, read the attributes `grad_scale` and `found_inf`, which
-    every scaler sets. torch's scaler sets these alone.
+    Every scaler also sets the optimizer's attributes `grad_scale` and `found_inf`, which hooks and
+    user-defined steps read. torch's scaler sets only these attributes.
 
     Attributes:
-        grad_scale: loss scale of the gradients; None: 1.
-        found_inf: non-zero skips the step; with `check`, the step sets it.
-        check: look for non-finite gradients inside the step.
-        found_inf_is_output: the step sets `found_inf` to 1 or 0 whatever it was, and this to False.
+        grad_scale: Loss scale of the gradients. None means 1.
+        found_inf: A non-zero value skips the step. With `check`, the step sets the value.
+        check: Look for non-finite gradients inside the step.
+        found_inf_is_output: Let the step overwrite `found_inf` with 1 or 0. The step then resets
+            this flag to False.
     """
 
     grad_scale: Tensor | None = None
@@ -122,11 +124,7 @@ T = TypeVar("T")
 
 
 class StepOption(Generic[T]):
-    """An option of the whole step: see Note [Options of the step].
-
-    Args:
-        doc: documentation of the attribute.
-    """
+    """Descriptor for an option of the whole step; see Note [Options of the step]."""
 
     def __init__(self, doc: str) -> None:
         self.__doc__ = doc
@@ -150,12 +148,12 @@ class StepOption(Generic[T]):
         name = type(optimizer).__name__
         if "defaults" not in vars(optimizer):
             raise AttributeError(
-                f"{name}: expected {self._name} to be set after super().__init__(), got it before. "
-                "Pass it to super().__init__(), or set it afterwards."
+                f"{name}: {self._name} was set before super().__init__() was called. Pass "
+                f"{self._name} to super().__init__(), or set {self._name} afterwards."
             )
         checked = CHECKS[self._name](f"{name}: expected {self._name} to be", value)
         optimizer.defaults[self._name] = checked
-        optimizer._checked_settings = ()  # type: ignore[attr-defined]  # groups may differ now
+        optimizer._checked_settings = ()  # type: ignore[attr-defined]  # check groups again
 
 
 def group_option(key: str, kind: type[int], doc: str) -> Any:
@@ -173,24 +171,20 @@ def group_option(key: str, kind: type[int], doc: str) -> Any:
 
 
 def decoupled_option(key: str) -> Any:
-    """Returns a `group_option` for decoupled weight decay, a number as in apex's classes."""
+    """Returns a `group_option` for decoupled weight decay, an int as in apex's classes."""
     return group_option(
-        key, int, "1 for decoupled weight decay, 0 for L2 regularization; of the first group."
+        key, int, "1 if the first group uses decoupled weight decay, 0 for L2 regularization."
     )
 
 
 def is_flag(value: Any) -> bool:
-    """Whether a value is a bool, also NumPy's, or 0 or 1 as in apex."""
+    """Returns whether a value is a bool, a NumPy bool, or 0 or 1 as in apex."""
     is_bool = type(value).__name__ in ("bool", "bool_")  # NumPy's is not an Integral
     return is_bool or (isinstance(value, Integral) and value in (0, 1))
 
 
 def as_float(where: str, value: Any) -> float:
-    """Returns a number as a float; the message of an error begins with `where`.
-
-    Raises:
-        ValueError: if it is too large, or not a number at all.
-    """
+    """Returns a number as a float; raises ValueError, with a message that begins with `where`."""
     try:
         return float(value)
     except (OverflowError, TypeError, ValueError, RuntimeError) as error:
@@ -198,14 +192,14 @@ def as_float(where: str, value: Any) -> float:
 
 
 def checked_flag(where: str, value: Any) -> bool:
-    """Returns a flag of the whole step as a bool."""
+    """Returns a step option's flag as a bool."""
     if not is_flag(value):
         raise TypeError(f"{where} a bool, got {shown(value)}. Set it to True or False.")
     return bool(value)
 
 
 def checked_write_back(where: str, value: Any) -> WriteBackGrads:
-    """Returns what a step stores in gradients: a bool, "unscaled" or "clipped"."""
+    """Returns a valid `write_back_grads`."""
     if isinstance(value, str) and value in ("unscaled", "clipped"):
         return "unscaled" if value == "unscaled" else "clipped"
     if value is None or is_flag(value):
@@ -214,7 +208,7 @@ def checked_write_back(where: str, value: Any) -> WriteBackGrads:
 
 
 def checked_number(where: str, value: Any, high: float = math.inf) -> float | None:
-    """Returns None or a number of at least 0 and less than `high`, which may be infinity itself."""
+    """Returns None or a number in [0, high); also infinity if `high` is infinite."""
     if value is None:
         return None
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -227,7 +221,7 @@ def checked_number(where: str, value: Any, high: float = math.inf) -> float | No
 
 
 def checked_threshold(where: str, value: Any) -> float | Tensor | None:
-    """Returns None, a number of at least 0, or a 1-element tensor, whose value is not read."""
+    """Returns None, a number of at least 0, or a 1-element tensor whose value is not read."""
     if not isinstance(value, Tensor):
         return checked_number(where, value)
     strided = value.layout == torch.strided and not (value.is_meta or value.is_nested)
@@ -241,24 +235,24 @@ def checked_threshold(where: str, value: Any) -> float | Tensor | None:
 
 
 def checked_whole(where: str, value: Any) -> int:
-    """Returns a whole number in the range of the kernels."""
+    """Returns an integer in the kernels' range."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{where} a whole number, got {type(value).__name__}.")
+        raise TypeError(f"{where} an int, got {type(value).__name__}.")
     if not 0 <= value < 2**63:
         raise ValueError(f"{where} at least 0 and less than 2^63, got {value}.")
     return value
 
 
 def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the common options of a new optimizer, with defaults for those that are missing.
+    """Returns a new optimizer's common options, with defaults for missing ones.
 
     Args:
-        kind: its class.
-        given: arguments that the class itself does not have.
+        kind: The optimizer's class.
+        given: Keyword arguments that the class itself does not define.
 
     Raises:
-        TypeError: for an argument that no class has, and a value of the wrong type.
-        ValueError: for a value out of range.
+        TypeError: If no class defines an argument, or if a value has the wrong type.
+        ValueError: If a value is out of range.
     """
     name, defaults = kind.__name__, {**GROUP_OPTIONS, **STEP_OPTIONS}
     for key in given:
@@ -276,7 +270,7 @@ def checked_options(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _similar_argument(name: str, kind: type) -> str:
-    """Returns the end of an error: the argument that may have been meant."""
+    """Returns a message's "Did you mean" ending, or an empty string."""
     functions = (vars(cls)["__init__"] for cls in kind.__mro__ if "__init__" in vars(cls))
     known = {
         argument for function in functions for argument in inspect.signature(function).parameters
@@ -286,19 +280,19 @@ def _similar_argument(name: str, kind: type) -> str:
 
 
 _REMEDY = (
-    "Give it groups that this process belongs to: [torch.distributed.new_group(ranks)], or "
+    "Pass groups that this process belongs to: [torch.distributed.new_group(ranks)], or "
     '[mesh["pp"]].'
 )
 
 
 @dataclass(frozen=True)
 class NormGroups:
-    """Groups of more than one process, as `norm_groups` names them.
+    """The process groups of `norm_groups` that contain other processes.
 
     Attributes:
-        names: of the groups, in the order of their reductions.
-        ranks: of all other processes in them, among all processes.
-        device: type of a device that they can send from, for a process without parameters.
+        names: Group names, in reduction order.
+        ranks: Global ranks of all other processes in the groups.
+        device: Device type that the groups' backends support, for a process without parameters.
     """
 
     names: tuple[str, ...] = ()
@@ -310,17 +304,17 @@ class NormGroups:
 
     @classmethod
     def of(cls, where: str, groups: Any) -> NormGroups:
-        """Checks the argument of an optimizer.
+        """Checks an optimizer's argument `norm_groups` and returns the groups.
 
         Args:
-            where: begins messages, as "FusedAdam: expected norm_groups to be".
-            groups: process groups, or device meshes of one dimension. None: none. What this
-                returned, as another optimizer's defaults hold it, is returned.
+            where: Beginning of messages, such as "FusedAdam: expected norm_groups to be".
+            groups: Process groups or 1-dimensional device meshes; None for no groups. A
+                NormGroups, from another optimizer's defaults, is returned unchanged.
 
         Raises:
-            TypeError: for what is no list or tuple, or has an entry that is no group of this
-                process.
-            ValueError: for a mesh of several dimensions, and for groups that share processes.
+            TypeError: If `groups` is not a list or tuple, or if an entry is not a process group
+                that this process belongs to.
+            ValueError: If a mesh has several dimensions, or if groups share other processes.
         """
         if groups is None or isinstance(groups, NormGroups):
             return groups or cls()
@@ -337,9 +331,9 @@ class NormGroups:
             others = _others(group)
             if others & ranks:
                 raise ValueError(
-                    f"{owner}: expected norm_groups[{index}] to have no process in common with the "
-                    f"groups before it but this one, got rank {min(others & ranks)} too, whose "
-                    "gradients would count twice. Leave one of the groups out."
+                    f"{owner}: expected norm_groups[{index}] to share only this process with the "
+                    f"preceding groups, got rank {min(others & ranks)} too, whose gradients would "
+                    "count twice. Remove one of the groups."
                 )
             if others:
                 names.append(group.group_name)
@@ -348,32 +342,32 @@ class NormGroups:
         return cls(tuple(names), frozenset(ranks), device)
 
     def check_counted_once(self, where: str, ranks: Collection[int]) -> None:
-        """Rejects processes that have parts or copies of the same parameters.
+        """Raises ValueError if another process of `norm_groups` shares parameters with this one.
 
         Args:
-            where: begins the message; what the processes share.
-            ranks: of these processes, among all.
+            where: Beginning of the message, which names the shared parameter.
+            ranks: Global ranks of the processes that hold shards or copies of the parameter.
         """
         twice = sorted(self.ranks.intersection(ranks))
         if twice:
             raise ValueError(
-                f"{where} to be on no process of norm_groups but this one, got rank {twice[0]} "
-                "too, whose gradients would count twice. norm_groups are processes with other "
-                "parameters; norms of parts are summed without it."
+                f"{where} to be on no other process of norm_groups, got rank {twice[0]}, whose "
+                "gradients would count twice. Remove the group: norm_groups are for processes with "
+                "other parameters, and shards' norms are summed without norm_groups."
             )
 
 
 def _group_of(owner: str, index: int, entry: Any) -> dist.ProcessGroup:
     where = f"{owner}: expected norm_groups[{index}] to be a process group"
     if not dist.is_available():
-        raise TypeError(f"{where}, got one from a torch without torch.distributed. Omit it.")
+        raise TypeError(f"{where}, but torch was built without torch.distributed. Omit the group.")
     from torch.distributed.device_mesh import DeviceMesh
 
     if isinstance(entry, DeviceMesh):
         if entry.ndim != 1:
             raise ValueError(
-                f"{where} or a mesh of one dimension, got {entry.ndim} dimensions. Name the one "
-                'whose processes have other parameters: mesh["pp"].'
+                f"{where} or a 1-dimensional mesh, got {entry.ndim} dimensions. Select the "
+                'dimension whose processes have other parameters, such as mesh["pp"].'
             )
         if entry.get_coordinate() is not None:
             entry = entry.get_group()
@@ -387,15 +381,15 @@ def _others(group: dist.ProcessGroup) -> set[int]:
 
 
 def _device_type(group: dist.ProcessGroup) -> str:
-    """The device that programs with accelerators have parameters on, if the group takes it."""
+    """Returns the accelerator's device type if the group's backend supports it, else "cpu"."""
     backends = dist.get_backend_config(group)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     taken = accelerator is not None and f"{accelerator.type}:" in backends
     return accelerator.type if accelerator is not None and taken else "cpu"
 
 
-#: Each returns an option of the step as it is kept, or raises TypeError or ValueError; its first
-#: argument begins the message.
+#: Functions that check and convert a step option. The first argument begins the messages of
+#: TypeError and ValueError.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "set_grad_none": checked_flag,
     "max_grad_norm": checked_number,
@@ -411,11 +405,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def take_step_options(optimizer: torch.optim.Optimizer, index: int, group: dict[str, Any]) -> None:
-    """Removes what a group says of the whole step, which must be what the optimizer has.
-
-    Raises:
-        ValueError: for another value, and for norm groups.
-    """
+    """Removes step options from a group, after checking that their values are the optimizer's."""
     check_step_options(optimizer, type(optimizer).__name__, index, group)
     for key in SAVED_OPTIONS:
         group.pop(key, None)
@@ -424,12 +414,12 @@ def take_step_options(optimizer: torch.optim.Optimizer, index: int, group: dict[
 def check_step_options(
     optimizer: torch.optim.Optimizer, caller: str, index: int, group: Mapping[str, Any]
 ) -> None:
-    """Checks that a group says nothing else of the whole step than the optimizer."""
+    """Raises ValueError if a group's step option differs from the optimizer's."""
     if "norm_groups" in group:
         owner = type(optimizer).__name__
         raise ValueError(
-            f"{caller}: expected norm_groups as an argument of the optimizer, got one in group "
-            f"{index}. The norm is that of all groups: give it beside them. In "
+            f"{caller}: expected norm_groups as an argument of the optimizer, got norm_groups in "
+            f"group {index}. The norm covers all groups: pass norm_groups to {owner} itself. In "
             f"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial({owner}, "
             "norm_groups=[group])."
         )
@@ -442,18 +432,18 @@ def check_step_options(
         if both == 1 or (both == 0 and given != own):
             raise ValueError(
                 f"{where} {shown(own)}, as in the optimizer, got {shown(group[key])}. The option "
-                f"belongs to the whole step: set optimizer.{key}, or give the argument {key}."
+                f"applies to the whole step: set optimizer.{key}, or pass {key} to the constructor."
             )
 
 
 def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
-    """Rejects torch's choices of an implementation, and of a differentiable step."""
+    """Raises ValueError if one of torch's implementation flags is set."""
     for key in TORCH_ONLY:
         if given.get(key):
             reason = (
-                f"The step of {owner} has no derivative: use a class of torch.optim."
+                f"{owner}.step() has no derivative. Use a class of torch.optim."
                 if key == "differentiable"
-                else f"{owner} is always fused: leave {key} out."
+                else f"{owner} is always fused. Omit {key}."
             )
             raise ValueError(
                 f"{owner}: expected {key} of group {index} to be False or None, "
@@ -462,17 +452,17 @@ def check_torch_only(owner: str, index: int, given: Mapping[str, Any]) -> None:
 
 
 def check_master_dtype(owner: str, index: int, dtype: Any) -> None:
-    """Rejects dtypes of masters other than fp32, which TransformerEngine supports."""
+    """Raises ValueError for TransformerEngine's master dtypes other than fp32."""
     if dtype is not torch.float32:
         raise ValueError(
             f"{owner}: expected master_weight_dtype of group {index} to be torch.float32, got "
-            f"{dtype}. For bf16 parameters store_param_remainders=True keeps the same masters in "
-            "16 bits each."
+            f"{dtype}. For bf16 parameters, store_param_remainders=True stores fp32 masters in 16 "
+            "extra bits per element."
         )
 
 
 def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
-    """Rejects True for amsgrad, which is accepted only for apex's positional order."""
+    """Raises RuntimeError, as apex does, if an argument kept for apex's positions is True."""
     if amsgrad:
         raise RuntimeError(f"{owner}: expected amsgrad to be False, got {shown(amsgrad)}.")
 
@@ -480,7 +470,7 @@ def check_no_amsgrad(owner: str, amsgrad: bool) -> None:
 def check_storage(
     caller: str, index: int, group: Mapping[str, Any], state_dtypes: Sequence[str]
 ) -> None:
-    """Checks what decides which states there are, against the parameters of the group."""
+    """Checks a group's storage options against the dtypes of the group's parameters."""
     for key in state_dtypes:
         _check_state_dtype(caller, index, key, group.get(key), group["params"])
     dtypes = {p: param.dtype for p, param in enumerate(group["params"]) if param.requires_grad}
@@ -535,7 +525,7 @@ def _check_state_dtype(
 
 
 def as_tensor(value: float | Tensor, device: torch.device) -> Tensor:
-    """Returns a hyper-parameter as a tensor, fp64 for a number, so that no digits are lost."""
+    """Returns a hyper-parameter as a tensor on `device`, in fp64 for a number."""
     if isinstance(value, Tensor):
         return value.to(device)
     return torch.tensor(value, dtype=torch.float64, device=device)

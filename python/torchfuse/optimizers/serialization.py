@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes state dicts, and reads those of torchfuse, torch.optim and apex.
+"""Writes state dicts, and reads state dicts of torchfuse, torch.optim and apex.
 
 Note [Loading changes all or nothing]
-Everything is checked before the first tensor is converted, and the optimizer takes the result when
-all of it is there: one that rejects a checkpoint is unchanged. Loaded tensors are copies: the saved
-optimizer and the loaded one never share memory.
+Loading checks every value before converting the first tensor. The optimizer is only modified after
+all conversions succeeded, so an optimizer that rejects a checkpoint is unchanged. Loaded tensors
+are copies, so a saved and a loaded optimizer never share memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from torchfuse.optimizers.state import (
 if TYPE_CHECKING:
     from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 
-#: Key of a state dict that `apex.amp` adds behind the alias: masters by number of the parameter.
+#: State dict key that `apex.amp` adds behind the alias. Maps parameter numbers to masters.
 AMP_MASTERS = "master_params"
 
-#: Options by which a checkpoint of another class is known, where its states have the same names and
-#: another meaning. Adam's and LAMB's mean the same.
+#: Options that identify checkpoints of classes whose states have the same names but another
+#: meaning. Adam's and LAMB's states have the same meaning.
 _OPTIONS_OF: Mapping[str, str] = {
     "dampening": "SGD",
     "momentum_decay": "torch.optim.NAdam",
@@ -50,16 +50,16 @@ _OPTIONS_OF: Mapping[str, str] = {
 
 
 def saved_options(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Returns the options of the step that a checkpoint holds; a tensor is the program's own."""
+    """Returns the step options that a checkpoint contains, with None in place of tensors."""
     options = {key: optimizer.defaults[key] for key in SAVED_OPTIONS}
     return {key: None if isinstance(value, Tensor) else value for key, value in options.items()}
 
 
 def packed(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Returns groups and state in torch.optim's layout: parameters are numbered across groups.
+    """Returns groups and state in torch.optim's layout, which numbers parameters across groups.
 
-    A parameter that is listed more than once has the number of its first place. Every group has the
-    options of the step: see Note [Options of the step].
+    A parameter that is listed twice has its first number. Every group contains the step options;
+    see Note [Options of the step].
     """
     groups, state = optimizer.param_groups, optimizer.state
     options = saved_options(optimizer)
@@ -70,8 +70,8 @@ def packed(optimizer: FusedOptimizer) -> dict[str, Any]:
         if isinstance(param, Tensor) and id(param) not in index_of:
             raise ValueError(
                 f"{type(optimizer).__name__}.state_dict: expected each parameter with a state to "
-                f"be in a group, got one of shape {list(param.shape)} that is in none. Delete "
-                "optimizer.state[param] of parameters that you take out."
+                f"be in a group, got a parameter of shape {list(param.shape)} that is in no group. "
+                "When you remove a parameter from a group, delete optimizer.state[param] too."
             )
     return {
         "state": {
@@ -90,7 +90,7 @@ def packed(optimizer: FusedOptimizer) -> dict[str, Any]:
 
 
 def _sendable(state: Any) -> Any:
-    """Returns a state whose DTensors backends send, to gather a full state dict: not int16."""
+    """Returns the state with int32 DTensor remainders, because backends cannot gather int16."""
     remainder = state.get(REMAINDER) if isinstance(state, Mapping) else None
     if not (isinstance(remainder, Tensor) and is_dtensor(remainder)):
         return state
@@ -98,12 +98,12 @@ def _sendable(state: Any) -> Any:
 
 
 class Loaded(NamedTuple):
-    """What a state dict holds for an optimizer.
+    """A state dict's contents, converted for an optimizer.
 
     Attributes:
-        state: by parameter; entries that belong to none keep their keys.
-        groups: with the optimizer's parameters.
-        options: of the step.
+        state: States by parameter. Entries without a parameter keep their keys.
+        groups: Groups with the optimizer's parameters.
+        options: Step options.
     """
 
     state: defaultdict[Any, Any]
@@ -112,7 +112,7 @@ class Loaded(NamedTuple):
 
 
 def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) -> Loaded:
-    """Checks a state dict and converts what it holds; the optimizer stays as it is."""
+    """Checks and converts a state dict without modifying the optimizer."""
     where = f"{type(optimizer).__name__}.load_state_dict: expected"
     check_structure(where, optimizer.param_groups, state_dict)
     state_dict = optimizer._normalize_checkpoint(state_dict)
@@ -127,7 +127,7 @@ def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) ->
         {**group, **loaded, "params": group["params"]}
         for (group, _), loaded in zip(pairs, read, strict=True)
     ]
-    # For each key: its parameter, the group, and the step count that apex stores in the group.
+    # For each key: the parameter, the group, and the step count that apex stores in the group.
     places = {
         key: (param, group, saved.get("step"))
         for group, saved in zip(groups, saved_groups, strict=True)
@@ -135,7 +135,7 @@ def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) ->
     }
     states = with_masters(where, state_dict, places, optimizer._state_names)
     for group, saved in zip(groups, saved_groups, strict=True):
-        # Saved masters are kept, unless the saved optimizer had switched them off.
+        # Use saved masters unless the saved group has master_weights=False.
         if "master_weights" not in saved and not group.get("stochastic_rounding"):
             own = [states.get(key) or {} for key in saved["params"]]
             if any(name in state for state in own for name in MASTER_DTYPES):
@@ -160,12 +160,12 @@ def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) ->
 def _read_group(
     optimizer: FusedOptimizer, where: str, group: dict[str, Any], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns what a saved group says, besides its parameters."""
+    """Returns a saved group's options in torchfuse's layout, without parameters."""
     check_class(where, type(optimizer).__name__, group, saved)
     loaded = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
     optimizer._normalize_group(loaded)
-    # `capturable` is not loaded, because torch's value describes torch's own step. Storage options
-    # are those of the loading optimizer: the state is converted.
+    # `capturable` is not loaded, because torch's value describes torch's step. Storage options are
+    # not loaded either, because states are converted to the optimizer's options.
     kept = (*optimizer._state_dtype_options(), "store_param_remainders", "stochastic_rounding")
     for key in ("capturable", *kept):
         loaded.pop(key, None)
@@ -181,12 +181,12 @@ def _read_group(
 def _read_options(
     optimizer: FusedOptimizer, where: str, groups: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Takes the options of the step out of saved groups, and returns and checks the first's."""
+    """Removes the step options from all saved groups, and returns the first group's, checked."""
     found: dict[str, Any] = {}
     for group in reversed(groups):
         found = {key: group.pop(key) for key in SAVED_OPTIONS if key in group}
     if optimizer.ema_decay is not None and found.get("ema_decay") is None:
-        # A checkpoint without averages does not end those of a program.
+        # A checkpoint without averages does not disable the optimizer's averages.
         for key in EMA_OPTIONS:
             found.pop(key, None)
     if isinstance(optimizer.skip_norm_above, Tensor):
@@ -195,8 +195,8 @@ def _read_options(
         own = optimizer.defaults[key]
         if own is not None and found.get(key, own) is None:
             warnings.warn(
-                f"{where}['{key}'] to be {own} as in this optimizer, got None: it is off now. To "
-                f"keep it, set optimizer.{key} after loading.",
+                f"{where}['{key}'] to be {own} as in this optimizer, got None. {key} is now "
+                f"disabled. To enable it again, set optimizer.{key} after loading.",
                 stacklevel=2,
             )
     return {key: CHECKS[key](f"{where}['{key}'] to be", value) for key, value in found.items()}
@@ -260,27 +260,33 @@ def _converted_state(
 
 
 def as_count(step: Any, device: torch.device) -> Tensor:
-    """Returns a step count as the native step takes it, apart from the one that it comes from."""
+    """Returns a 0-dim fp32 copy of a step count."""
     if isinstance(step, Tensor):
         return step.detach().to(device, torch.float32, copy=True).reshape(())
     return torch.tensor(float(step), dtype=torch.float32, device=device)
 
 
 def keys_of(mapping: Mapping[Any, Any]) -> str:
-    """Returns the keys in order, for messages; they may be of different types."""
+    """Returns the sorted keys for messages; keys may have different types."""
     return shown(sorted(mapping, key=str))
 
 
 def check_dict(expected: str, value: Any) -> None:
-    """Checks for a mapping; the message begins with `expected`."""
+    """Raises ValueError, with a message that begins with `expected`, if `value` is no mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{expected} to be a dict, got {type(value).__name__}.")
 
 
 def check_class(where: str, name: str, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Checks that a saved group belongs to the class `name`, which has the options of `group`.
+    """Raises ValueError if a saved group belongs to another class than `name`.
 
-    A class with the same states and another formula would go on without a word.
+    Another class with equal state names would load silently and apply another formula.
+
+    Args:
+        where: Beginning of messages.
+        name: Name of the loading class.
+        group: Group of the loading optimizer.
+        saved: Group in the checkpoint.
     """
     for option, owner in _OPTIONS_OF.items():
         if option in saved and option not in group:
@@ -296,13 +302,13 @@ def check_class(where: str, name: str, group: Mapping[str, Any], saved: Mapping[
 
 
 def check_structure(where: str, groups: list[dict[str, Any]], state_dict: Any) -> None:
-    """Checks that a state dict has its parts, and as many groups and parameters as `groups`."""
+    """Checks a state dict's structure against the numbers of groups and parameters."""
     check_dict(f"{where} state_dict", state_dict)
     for key in ("state", "param_groups"):
         if key not in state_dict:
             raise ValueError(
-                f"{where} state_dict to hold '{key}', got the keys {keys_of(state_dict)}. Give it "
-                "what state_dict() of an optimizer has returned."
+                f"{where} state_dict to hold '{key}', got the keys {keys_of(state_dict)}. Pass the "
+                "return value of an optimizer's state_dict()."
             )
     check_dict(f"{where} state_dict['state']", state_dict["state"])
     saved_groups = state_dict["param_groups"]
@@ -311,7 +317,7 @@ def check_structure(where: str, groups: list[dict[str, Any]], state_dict: Any) -
             f"{where} state_dict['param_groups'] to be a list of dicts, "
             f"got {type(saved_groups).__name__}."
         )
-    # These begin with torch.optim's own messages: libraries search for them.
+    # These messages begin with torch.optim's, because libraries search for torch's text.
     if len(saved_groups) != len(groups):
         raise ValueError(
             "loaded state dict has a different number of parameter groups: "
@@ -342,7 +348,7 @@ def _listed_params(where: str, saved: Any) -> list[Any] | tuple[Any, ...]:
 def check_keys(
     where: str, groups: Sequence[Mapping[str, Any]], saved_groups: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Checks that no two parameters have the same key, under which their states are saved."""
+    """Checks that no two parameters have the same state key."""
     seen: dict[Any, Tensor] = {}
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
         for place, (param, key) in enumerate(zip(group["params"], saved["params"], strict=True)):
@@ -354,7 +360,7 @@ def check_keys(
 
 
 def moved(value: Any, device: torch.device | None) -> Any:
-    """Moves tensor hyper-parameters to the parameters' device, where kernels read them."""
+    """Moves tensor hyper-parameters to the parameters' device."""
     if isinstance(value, Tensor):
         movable = value.numel() == 1 and not value.is_meta
         return value.reshape(()).to(device) if movable else value
@@ -365,7 +371,7 @@ def moved(value: Any, device: torch.device | None) -> Any:
 
 def count_of(saved: Mapping[str, Any], group_step: Any) -> Any:
     """Returns the step count of a parameter's state, or None."""
-    # A group's count is the latest one, because torchfuse's own step removes it.
+    # A count in the group is newer than states, because torchfuse's step removes group counts.
     return saved.get("step") if group_step is None else group_step
 
 
@@ -376,14 +382,14 @@ def check_state(
     tensors: Mapping[str, bool],
     group_step: Any,
 ) -> None:
-    """Checks that the state of one parameter matches it.
+    """Checks that a saved state matches a parameter.
 
     Args:
-        where: beginning of the message.
-        param: the parameter.
-        saved: its state, normalized.
-        tensors: names of its tensors, and whether each is one number for the whole parameter.
-        group_step: step count that apex stores in the group, or None.
+        where: Beginning of messages.
+        param: The parameter.
+        saved: The normalized state.
+        tensors: Names of tensors in the state. True means one number per parameter.
+        group_step: Step count that apex stores in the group, or None.
     """
     for name, whole in tensors.items():
         _check_tensor(f"{where}['{name}']", name, saved[name], param.shape if not whole else ())
@@ -395,9 +401,9 @@ def check_state(
             )
     if REMAINDER in saved and param.dtype == torch.float16:
         raise ValueError(
-            f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load it "
-            "into an optimizer of bf16 parameters with master_weights=True, which turns it "
-            f"into '{MASTER}' in its next step."
+            f"{where}['{REMAINDER}'] to belong to a bf16 parameter, got {param.dtype}. Load the "
+            "checkpoint into an optimizer of bf16 parameters with master_weights=True, whose next "
+            f"step converts '{REMAINDER}' to '{MASTER}'."
         )
     step = count_of(saved, group_step)
     if step is None:
@@ -413,15 +419,15 @@ def with_masters(
     places: Mapping[Any, tuple[Tensor, dict[str, Any], Any]],
     names_of: Callable[[dict[str, Any]], Sequence[str]],
 ) -> dict[Any, Any]:
-    """Returns the states, each with the master that `apex.amp` has saved beside all of them.
+    """Returns the states, each with the master from `apex.amp`'s `master_params`.
 
-    Behind the alias the optimizer's parameters are the masters; its checkpoint has them by number.
+    Behind the alias, apex's optimizer steps the masters, and a checkpoint stores masters by number.
 
     Args:
-        where: beginning of the message.
-        state_dict: the checkpoint.
-        places: for each key of a state, its parameter and group, and one more entry.
-        names_of: returns the states that a parameter of a group needs.
+        where: Beginning of messages.
+        state_dict: The checkpoint.
+        places: Parameter, group and group step by state key.
+        names_of: Function that returns the state names for a group.
     """
     masters = state_dict.get(AMP_MASTERS, {})
     check_dict(f"{where} state_dict['{AMP_MASTERS}']", masters)
@@ -430,7 +436,7 @@ def with_masters(
     for key, master in masters.items():
         if key not in places:
             raise ValueError(
-                f"{where} state_dict['{AMP_MASTERS}'] to have the numbers of parameters as keys, "
+                f"{where} state_dict['{AMP_MASTERS}'] to have parameter numbers as keys, "
                 f"got {shown(key)}."
             )
         param, group, _ = places[key]
@@ -439,13 +445,13 @@ def with_masters(
             continue
         if states.get(key):
             states[key] = {MASTER: master, **states[key]}
-        elif not names_of(group):  # as SGD without momentum, which torch gives no state
+        elif not names_of(group):  # such as SGD without momentum, which has no state in torch
             states[key] = {MASTER: master, "step": 1}
     if unused:
         warnings.warn(
             f"{where} 16-bit parameters for the {unused} masters in state_dict['{AMP_MASTERS}'], "
-            "got parameters of other dtypes, which keep their values: the masters are left out. "
-            "Call amp.initialize before loading, or copy the masters to the parameters.",
+            "got parameters of other dtypes. The masters are ignored and the parameters keep their "
+            "values. Call amp.initialize before loading, or copy the masters to the parameters.",
             stacklevel=2,
         )
     return states
@@ -463,6 +469,6 @@ def _check_tensor(where: str, name: str, value: Any, shape: tuple[int, ...]) -> 
             raise ValueError(f"{where} to be an int16 tensor, got {value.dtype}.")
         own = local_part(value)
         if own.numel() and not -(2**15) <= int(own.min()) <= int(own.max()) < 2**15:
-            raise ValueError(f"{where} to hold numbers of 16 bits, got greater ones.")
+            raise ValueError(f"{where} to hold 16-bit integers, got larger values.")
     elif not value.is_floating_point():
         raise ValueError(f"{where} to be a floating-point tensor, got {value.dtype}.")

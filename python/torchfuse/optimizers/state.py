@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of a parameter: its tensors, their dtypes, fp32 masters and step counts."""
+"""Parameter states: tensors, dtypes, fp32 masters and step counts."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 PARAM_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-#: The state names of all algorithms, by which a checkpoint of another class is known.
+#: State names of all algorithms, to detect checkpoints of other classes.
 EVERY_STATE = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_norm", "momentum_buffer", "sum")
 )
 
-#: Keys of fp32 masters of 16-bit parameters, stored whole or as remainders of bf16 parameters, with
-#: their dtypes. A parameter has at most one of them.
+#: State keys and dtypes of masters. A 16-bit parameter has at most one: an fp32 master, or a bf16
+#: parameter's remainder.
 MASTER = "master_param"
 REMAINDER = "param_remainder"
 MASTER_DTYPES = {MASTER: torch.float32, REMAINDER: torch.int16}
 
 
 def has_value(tensor: Tensor) -> bool:
-    """Whether the tensor has values: it is neither a fake tensor nor on the meta device."""
+    """Returns whether the tensor has values, unlike fake and meta tensors."""
     return not (tensor.is_meta or is_fake(tensor))
 
 
@@ -48,13 +48,13 @@ def has_value(tensor: Tensor) -> bool:
 
 @functools.cache
 def names_of(algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns all states of an algorithm, and those that are one number for the whole tensor."""
+    """Returns the names of all states, and of the states with one number per parameter."""
     native = _C.FusedStep(algorithm)
     return tuple(native.state_names), tuple(native.tensor_state_names)
 
 
 def needed_names(optimizer: FusedOptimizer, group: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the states and the storage of parameters for which a plan is made."""
+    """Returns the state and storage names that a plan for the group depends on."""
     names = optimizer._state_names(group)
     if optimizer.defaults["ema_decay"] is not None:
         names = (*names, EMA)
@@ -66,7 +66,7 @@ def needed_names(optimizer: FusedOptimizer, group: dict[str, Any]) -> tuple[str,
 
 
 def empty_state(optimizer: FusedOptimizer, name: str, param: Tensor, group: Any) -> Tensor:
-    """Allocates a state or a master: laid out like the parameter, or one number for all."""
+    """Allocates a state or master, with the parameter's strides or as one number."""
     if name in names_of(optimizer._algorithm)[1]:
         wide = param.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
@@ -92,12 +92,12 @@ def _state_dtype(
 
 
 def takes_part(optimizer: FusedOptimizer, param: Tensor) -> bool:
-    """Whether a step needs a state of the parameter."""
+    """Returns whether a step needs the parameter's state."""
     return param.grad is not None or bool(optimizer.state.get(param))
 
 
 def create_state(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]) -> None:
-    """Creates what the next step needs and the parameter's state lacks, and drops old masters."""
+    """Creates the parameter's missing states for the next step, and drops unused masters."""
     state = optimizer.state[param]
     for name in optimizer._state_names(group):
         if state.get(name) is None:
@@ -114,7 +114,7 @@ def create_state(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]
 
 
 def _begin_ema(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]) -> Tensor:
-    """Returns the average before its first step: a copy of the master or the parameter."""
+    """Returns the average's initial value: a copy of the master or the parameter."""
     value = local_part(param.detach())
     masters = {
         name: local_part(tensor)
@@ -122,7 +122,7 @@ def _begin_ema(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]) 
         if name in MASTER_DTYPES
     }
     if MASTER in masters and has_value(param):
-        # It may be older than the parameter, which the step would find out too late.
+        # The master may be older than the parameter. The step detects that only after this copy.
         _C.remake_master(value, masters[MASTER])
     master = master_of(value, masters)
     ema = empty_state(optimizer, EMA, param, group)
@@ -131,13 +131,13 @@ def _begin_ema(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]) 
 
 
 def prepare_states(optimizer: FusedOptimizer, caller: str) -> None:
-    """Checks the parameters that take part in a step, and creates what their states lack."""
+    """Checks the parameters that the step updates, and creates missing states."""
     params: list[Tensor] = []
     for index, group in enumerate(optimizer.param_groups):
-        # apex's count is for subclasses with apex's step: this step does not update it.
+        # This step does not update apex's count, which is for subclasses with apex's step().
         group.pop("step", None)
         for place, param in enumerate(group["params"]):
-            if not group["master_weights"]:  # switched off: it would be old in a later step
+            if not group["master_weights"]:  # a kept master would be outdated in a later step
                 drop_master(optimizer.state.get(param, {}))
             if not takes_part(optimizer, param):
                 continue
@@ -152,7 +152,7 @@ def prepare_states(optimizer: FusedOptimizer, caller: str) -> None:
 
 
 def numbers_in_whole(optimizer: FusedOptimizer, caller: str) -> list[Numbers]:
-    """Returns where each parameter's elements lie in the whole one: see element_numbers()."""
+    """Returns each shard's position in the full parameter; see element_numbers()."""
     return [
         element_numbers(param, f"{caller}: expected params[{place}] of group {index}")
         if group.get("stochastic_rounding") and takes_part(optimizer, param)
@@ -163,10 +163,10 @@ def numbers_in_whole(optimizer: FusedOptimizer, caller: str) -> list[Numbers]:
 
 
 def step_on_fakes(optimizer: FusedOptimizer) -> bool:
-    """Performs the step if the parameters are fake tensors, and returns whether they are.
+    """Creates missing states if parameters are fake tensors, and returns whether they are.
 
-    Memory estimators run a whole training step under FakeTensorMode and count the tensors that
-    remain. So missing states are created, and nothing is computed.
+    Memory estimators run a training step under FakeTensorMode and count the remaining tensors. Such
+    a step computes nothing.
     """
     first = next((group["params"][0] for group in optimizer.param_groups if group["params"]), None)
     if first is None or type(first) is torch.nn.Parameter or not is_fake(first):
@@ -182,9 +182,9 @@ def step_on_fakes(optimizer: FusedOptimizer) -> bool:
 
 
 def view_steps(optimizer: FusedOptimizer, params: Sequence[Tensor]) -> None:
-    """Makes the step counts of parameters elements of one buffer for each device.
+    """Replaces the parameters' step counts with views of one buffer per device.
 
-    A count that the program shares with other processes stays in its memory.
+    A count in shared memory is not moved.
     """
     own: list[Tensor] = []
     for param in params:
@@ -199,16 +199,16 @@ def view_steps(optimizer: FusedOptimizer, params: Sequence[Tensor]) -> None:
 
 
 def _shared_step(param: Tensor, step: object) -> Tensor | None:
-    # is_shared() says nothing of other devices.
+    # is_shared() is only meaningful on the CPU.
     on_cpu = isinstance(step, Tensor) and step.is_cpu and param.is_cpu
     if not isinstance(step, Tensor) or not on_cpu or not step.is_shared():
         return None
     if step.numel() == 1 and step.dtype == torch.float32:
         return step.view(())
     warnings.warn(
-        f"A step count in shared memory has the shape {list(step.shape)} and the dtype "
-        f"{step.dtype}: each process goes on from it by itself. To count together, share a tensor "
-        "of one element of torch.float32.",
+        f"A step count in shared memory has shape {list(step.shape)} and dtype {step.dtype}, so "
+        "each process continues with its own copy. To share the count, use a 1-element "
+        "torch.float32 tensor.",
         stacklevel=2,
     )
     return None
@@ -218,7 +218,7 @@ def _shared_step(param: Tensor, step: object) -> Tensor | None:
 
 
 def master_of(param: Tensor, state: Mapping[str, Any]) -> Tensor | None:
-    """Returns the master or None; for a remainder, it is a new copy, not to be written to."""
+    """Returns the master or None. A remainder's master is a copy: do not write to it."""
     remainder = state.get(REMAINDER)
     if remainder is None:
         return state.get(MASTER)
@@ -226,13 +226,13 @@ def master_of(param: Tensor, state: Mapping[str, Any]) -> Tensor | None:
 
 
 def drop_master(state: dict[str, Any]) -> None:
-    """Removes the master; updates continue from the parameter's own value."""
+    """Removes the master. Updates continue from the parameter's value."""
     for name in (MASTER, REMAINDER):
         state.pop(name, None)
 
 
 def take_master(param: Tensor, state: dict[str, Any]) -> None:
-    """Gives a parameter that was converted, as by model.float(), the value of its master."""
+    """Copies the master to a parameter that is no longer 16-bit, as after model.float()."""
     for master in map(state.get, MASTER_DTYPES):
         if master is not None:
             _C.take_master(local_part(param.detach()), local_part(master))
@@ -240,7 +240,7 @@ def take_master(param: Tensor, state: dict[str, Any]) -> None:
 
 
 def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> None:
-    """Adds the master to `state`, from the one that it holds in the other form or from `param`."""
+    """Adds the master to `state`, converted from the other form or copied from `param`."""
     wanted, other = (REMAINDER, MASTER) if as_remainder else (MASTER, REMAINDER)
     found = state.get(other)
     if wanted not in state:
@@ -249,7 +249,7 @@ def create_master(param: Tensor, state: dict[str, Any], as_remainder: bool) -> N
 
 
 def _converted(param: Tensor, other: Tensor | None, as_remainder: bool) -> Tensor:
-    """Returns the master in one form, from the other form if there is one, else from `param`."""
+    """Returns a master or remainder, converted from the other form or made from `param`."""
     if not as_remainder:
         return param.to(torch.float32) if other is None else _C.master_of_remainder(param, other)
     if other is not None:
@@ -258,7 +258,7 @@ def _converted(param: Tensor, other: Tensor | None, as_remainder: bool) -> Tenso
 
 
 def remake_masters(optimizer: FusedOptimizer, params: Iterable[Tensor] | None) -> None:
-    """Makes the masters of parameters follow them; None: of all."""
+    """Updates masters to match their parameters; None means all parameters."""
     known = {id(param): param for group in optimizer.param_groups for param in group["params"]}
     wanted = list(known.values()) if params is None else list(params)
     for index, param in enumerate(wanted):
@@ -277,7 +277,7 @@ def remake_masters(optimizer: FusedOptimizer, params: Iterable[Tensor] | None) -
 
 
 def groups_with_masters(optimizer: FusedOptimizer) -> list[dict[str, list[Tensor]]] | None:
-    """Returns the groups' parameters with masters in their place; None without masters."""
+    """Returns the groups with masters in place of parameters, or None without masters."""
     masters = [
         [master_of(p, optimizer.state.get(p, {})) for p in group["params"]]
         for group in optimizer.param_groups
@@ -294,10 +294,10 @@ def groups_with_masters(optimizer: FusedOptimizer) -> list[dict[str, list[Tensor
 
 
 def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
-    """Rejects parameters that no kernel can update, unless they may never get a gradient.
+    """Raises for trainable parameters that no kernel can update.
 
-    Frozen weights of quantized models have other dtypes, and lazy ones get theirs and a shape in
-    the first forward pass. A plan checks what has a gradient.
+    Frozen weights of quantized models may have other dtypes. Lazy parameters get a dtype and shape
+    in the first forward pass. Plans check every parameter that has a gradient.
     """
     for index, param in enumerate(params):
         if param.requires_grad and not is_lazy(param):
@@ -305,7 +305,7 @@ def check_params(owner: str, group: int, params: Sequence[Tensor]) -> None:
 
 
 def check_param(owner: str, group: int, index: int, param: Tensor) -> None:
-    """Rejects a parameter that no kernel can update."""
+    """Raises TypeError or ValueError for a parameter that no kernel can update."""
     where = f"{owner}: expected params[{index}] of group {group} to be"
     if is_dtensor(param):
         if any(placement.is_partial() for placement in param.placements):
@@ -316,7 +316,7 @@ def check_param(owner: str, group: int, index: int, param: Tensor) -> None:
     elif is_traceable_wrapper_subclass(param):
         raise TypeError(
             f"{where} a plain tensor or a DTensor, got {type(param).__name__}. "
-            "Give the optimizer the tensors that it is made of."
+            "Pass the tensors that the subclass wraps."
         )
     if param.layout != torch.strided:
         raise ValueError(f"{where} dense, got layout {param.layout}.")
@@ -335,12 +335,12 @@ def check_param(owner: str, group: int, index: int, param: Tensor) -> None:
     if not _fills_its_memory(local):
         raise ValueError(
             f"{where} without gaps or overlap in memory, got sizes {tuple(param.shape)} with "
-            f"strides {param.stride()}. Make it of a copy, such as tensor.contiguous()."
+            f"strides {param.stride()}. Create the parameter from tensor.contiguous()."
         )
 
 
 def _fills_its_memory(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side, in any order of the dimensions."""
+    """Returns whether the tensor is dense, with dimensions in any order."""
     if tensor.numel() == 0:
         return True
     extent = 1
@@ -353,9 +353,9 @@ def _fills_its_memory(tensor: Tensor) -> bool:
 
 
 def check_listed_once(owner: str, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that the groups list tensors, and each of them once.
+    """Checks that groups contain only tensors, and no tensor twice.
 
-    torch checks this only for groups that are added, not for lists that a program edits.
+    torch checks new groups, but not lists that a program edits later.
     """
     places: dict[int, str] = {}
     for index, group in enumerate(groups):
@@ -374,10 +374,10 @@ def check_listed_once(owner: str, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_memory(caller: str, group: int, place: int, param: Tensor, state: Any) -> None:
-    """Rejects tensors whose storage was freed; torch's operations would end the process.
+    """Raises RuntimeError for tensors whose storage was freed; torch's operations would crash.
 
-    The native step checks all that a kernel reads. This is for what is read before, to create and
-    convert states.
+    The native step checks every tensor that a kernel reads. This function checks tensors that are
+    read earlier, to create and convert states.
     """
     named = {"": param, **{f"{name} of ": state.get(name) for name in (*MASTER_DTYPES, "step")}}
     for name, tensor in named.items():
@@ -385,7 +385,7 @@ def check_memory(caller: str, group: int, place: int, param: Tensor, state: Any)
             continue
         local = local_part(tensor)
         if is_traceable_wrapper_subclass(local) or local.layout != torch.strided:
-            continue  # refused elsewhere
+            continue  # check_param() and check_count() raise for these tensors
         size, offset, there = local.element_size(), local.storage_offset(), local.untyped_storage()
         last = offset + sum((n - 1) * s for n, s in zip(local.shape, local.stride(), strict=True))
         if local.numel() != 0 and (last + 1) * size > there.nbytes():
@@ -406,7 +406,7 @@ def check_count(caller: str, group: int, place: int, step: Any) -> None:
         raise TypeError(f"{where} be a tensor, got {type(step).__name__}.")
     if is_traceable_wrapper_subclass(step):
         kind = type(step).__name__
-        raise TypeError(f"{where} be a plain tensor, got a {kind}. Store what it wraps.")
+        raise TypeError(f"{where} be a plain tensor, got a {kind}. Store the wrapped tensor.")
     if step.layout != torch.strided or step.numel() != 1 or step.is_meta:
         raise ValueError(
             f"{where} hold one element, got a {step.dtype} tensor of shape {list(step.shape)}, "
@@ -415,7 +415,7 @@ def check_count(caller: str, group: int, place: int, step: Any) -> None:
 
 
 def check_step(expected: str, step: Any) -> None:
-    """Checks a step count, a number or a tensor; the message begins with `expected`."""
+    """Checks a step count (number or tensor); messages begin with `expected`."""
     is_number = isinstance(step, Real) or (
         isinstance(step, Tensor) and step.numel() == 1 and not step.is_complex()
     )
@@ -425,13 +425,13 @@ def check_step(expected: str, step: Any) -> None:
         if not has_value(step):
             return
         step = step.item()
-    # Counts are stored in fp32. The comparisons come first, because int() raises for a NaN.
+    # Counts are stored in fp32. Compare first, because int() raises for a NaN.
     if not (0 <= step <= torch.finfo(torch.float32).max and step == int(step)):
         raise ValueError(f"{expected} a whole number of at least 0, and finite, got {step}.")
 
 
 def refuse_capture(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]) -> None:
-    """Raises if a CUDA graph's capture would create state, which each replay would reset."""
+    """Raises if a CUDA graph capture would create state, which every replay would reset."""
     if not param.is_cuda or not torch.cuda.is_current_stream_capturing():
         return
     state = optimizer.state.get(param, {})

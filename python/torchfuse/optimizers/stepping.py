@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One step of an optimizer at a time, with torch's hooks around it once."""
+"""Serializes an optimizer's steps and runs torch's step hooks once per step."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import torch
 
 
 class StepWithinStepError(RuntimeError):
-    """Raised for a step inside a step of the same optimizer."""
+    """Raised if a step begins inside another step of the same optimizer."""
 
 
 class StepLock:
-    """Held during a step: other threads wait, and a second step in the same thread raises.
+    """Lock held during a step. Other threads wait; a second step in the same thread raises.
 
     Note [One step at a time]
-    Only one thread at a time may create state, plan, check and update. Waiting for this lock
-    releases the GIL, and so does the native step: a rank may wait for others while it holds this
-    lock, but not while it holds the GIL. The thread that holds the lock can request it again only
-    from code inside its step, such as a finalizer; the tensors in use do not allow a second step.
-    A process forked during a step of another thread, which it does not have, has a free lock.
+    Only one thread at a time may create state, plan, check and update. Waiting for the lock
+    releases the GIL, and so does the native step, because a step may wait for other ranks. Code
+    that runs inside a step, such as a finalizer, can request the lock again in the same thread. A
+    second step is an error then, because the first step is still using the tensors. After a fork,
+    the child resets the lock: the thread that held the lock does not exist in the child.
 
     Args:
-        owner: class of the optimizer, for the message.
+        owner: The optimizer's class name, for messages.
     """
 
     def __init__(self, owner: str) -> None:
@@ -62,7 +62,7 @@ class StepLock:
 
     @property
     def between_steps(self) -> threading.RLock:
-        """The lock for code that only reads results of the last step; a step may do so too."""
+        """The lock, for code that only reads the last step's results, even inside a step."""
         return self._lock
 
 
@@ -78,7 +78,7 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 class _Stepping(threading.local):
-    """The ids of the optimizers whose steps this thread is running."""
+    """The ids of optimizers whose steps the current thread is running."""
 
     def __init__(self) -> None:
         self.optimizers: set[int] = set()
@@ -88,10 +88,10 @@ _stepping = _Stepping()
 
 
 def forget_scale(optimizer: Any) -> None:
-    """Drops what a scaler has set.
+    """Deletes the attributes that a scaler set on the optimizer.
 
-    torch's scaler does not delete its attributes when a step fails; the next step, with or without
-    a scaler, must not use them.
+    If a step fails, torch's scaler does not delete `grad_scale` and `found_inf`. The next step must
+    not use stale values.
     """
     for name in ("grad_scale", "found_inf"):
         vars(optimizer).pop(name, None)
@@ -101,13 +101,13 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
     """Returns a step that calls `hooked` or, inside a step of the same optimizer, `plain`.
 
     Args:
-        plain: step() as its class defines it.
-        hooked: this step with torch's hooks around it.
+        plain: step() as the class defines it.
+        hooked: `plain` wrapped in torch's hooks.
 
     Note [Hooks run once]
-    torch puts its hooks around the step of each class that has been instantiated. A step that calls
-    that of its base class, or itself through a gradient scaler, would run them twice, or not,
-    depending on which other optimizers the program has created.
+    torch wraps the step of every instantiated class in hooks. A step may call super().step(), or
+    itself through a gradient scaler. Hooks would then run once or twice, depending on which other
+    optimizers the program has created.
     """
 
     @functools.wraps(hooked)
@@ -128,9 +128,9 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
 
 
 def uncompiled(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `hooked`, to run once and outside of torch.compile: one graph break for each step.
+    """Returns `hooked` without torch.compile tracing (one graph break per step), run once per step.
 
-    Disabling it at import would load dynamo.
+    Tracing is disabled per class and not at import, because torch.compiler.disable loads dynamo.
     """
     if getattr(hooked, "_torchfuse_uncompiled", False):
         return hooked

@@ -295,7 +295,7 @@ def test_a_state_without_its_parameter_is_named() -> None:
     optimizer.step()
     del optimizer.param_groups[0]["params"][1]
     with pytest.raises(
-        ValueError, match=r"FusedAdam.state_dict: .* got one of shape \[3\] that is"
+        ValueError, match=r"FusedAdam.state_dict: .* got a parameter of shape \[3\]"
     ):
         optimizer.state_dict()
 

@@ -227,11 +227,11 @@ INDICES = torch.zeros(4, dtype=torch.int64)
             TypeError,
             r"got torch\.float32 of shape \[2, 3\]\. For probabilities",
         ),
-        (torch.zeros(4, 10, 3), INDICES, ValueError, r"target to have the shape \[.*\] of input"),
+        (torch.zeros(4, 10, 3), INDICES, ValueError, r"target to have the shape \[.*\], which is"),
         (torch.zeros(4, 10), INDICES[:, None], ValueError, "target to have the shape"),
         (torch.zeros(10), INDICES[:1], ValueError, "target to have the shape"),
         (torch.zeros(3, 10), INDICES, ValueError, "target to have the shape"),
-        (torch.tensor(1.0), INDICES[0], ValueError, "input to have a dimension of classes"),
+        (torch.tensor(1.0), INDICES[0], ValueError, "input to have a class dimension"),
     ],
     ids=range(6),
 )

@@ -88,7 +88,7 @@ def test_the_same_is_refused_on_all_processes() -> None:
                 shape=torch.Size(shape),
                 stride=torch.ones(shape).stride(),
             )
-            with pytest.raises(ValueError, match=r"expected params\[0\] of group 0 to be split"):
+            with pytest.raises(ValueError, match=r"expected params\[0\] of group 0 to be sharded"):
                 element_numbers(part, WHERE)
             dist.destroy_process_group()
 
@@ -136,12 +136,12 @@ def test_another_order_of_memory_is_refused_on_any_number_of_processes(
     last = torch.ones(8, 8, 3, 3).to(memory_format=torch.channels_last)
     for whole, dim in ((last, 0), (last, 1), (torch.ones(6, 8).t(), 0)):
         part = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
-        with pytest.raises(ValueError, match="to have its elements") as error:
+        with pytest.raises(ValueError, match="to be in row-major order") as error:
             element_numbers(part, WHERE)
         assert str(error.value) == (
-            f"{WHERE} to have its elements in the order of its dimensions for stochastic rounding, "
-            f"got a DTensor of shape {tuple(whole.shape)} and strides {whole.stride()}. Make the "
-            "tensor contiguous before it is split, or use master_weights=True."
+            f"{WHERE} to be in row-major order for stochastic rounding, got a DTensor of shape "
+            f"{tuple(whole.shape)} and strides {whole.stride()}. Make the tensor contiguous before "
+            "sharding it, or use master_weights=True."
         )
 
 
@@ -154,13 +154,13 @@ class OfAProgram(Placement):
         return dim in (None, 0)
 
 
-CONTIGUOUS = r"to have a contiguous local part of shape \(2, 3\)"
+CONTIGUOUS = r"to have a contiguous local shard of shape \(2, 3\)"
 
 
 @pytest.mark.parametrize(
     ("local", "placement", "message"),
     [
-        (torch.ones(2, 3), OfAProgram(), "to be split into runs of elements at equal distances"),
+        (torch.ones(2, 3), OfAProgram(), "to be sharded into evenly spaced runs"),
         (torch.ones(3, 2).t(), Shard(0), CONTIGUOUS),
         (torch.ones(1, 3), Shard(0), CONTIGUOUS),
     ],
@@ -210,7 +210,7 @@ def test_a_refused_step_keeps_the_masters(rank: int) -> None:
     optimizer.step()
     master = optimizer.state[param]["master_param"]
     optimizer.param_groups[0].update(master_weights=False, stochastic_rounding=True)
-    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be split into runs"):
+    with pytest.raises(ValueError, match=r"params\[0\] of group 0 to be sharded into evenly"):
         optimizer.step()
     assert optimizer.state[param]["master_param"] is master
     optimizer.param_groups[0].update(master_weights=True, stochastic_rounding=False)

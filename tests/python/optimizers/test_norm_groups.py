@@ -203,15 +203,16 @@ def refusals(rank: int, device: str) -> list[str]:
 
 
 REFUSALS = (
-    r"FusedAdam: expected norm_groups\[1\] to have no process in common with the groups before it "
-    r"but this one, got rank {other} too",
-    r"FusedAdam: expected params\[0\] of group 0 to be on no process of norm_groups but this one, "
+    r"FusedAdam: expected norm_groups\[1\] to share only this process with the preceding groups, "
     r"got rank {other} too",
-    r"FusedAdam: expected norm_groups as an argument of the optimizer, got one in group 0\..* In "
+    r"FusedAdam: expected params\[0\] of group 0 to be on no other process of norm_groups, "
+    r"got rank {other}, whose",
+    r"FusedAdam: expected norm_groups as an argument of the optimizer, got norm_groups in group 0"
+    r"\..* In "
     r"ZeroRedundancyOptimizer, pass optimizer_class=functools.partial\(FusedAdam, norm_groups=\[",
     r"FusedAdam: expected norm_groups with skip_norm_above=1.0 in ZeroRedundancyOptimizer, each of",
-    r"FusedAdam.step: expected torchfuse.amp.GradScaler with norm_groups, got a scaler that knows",
-    r"LARC: expected an optimizer without norm_groups, got a FusedAdam with some",
+    r"FusedAdam.step: expected torchfuse.amp.GradScaler with norm_groups, got a scaler that only",
+    r"LARC: expected an optimizer without norm_groups, got a FusedAdam with norm",
 )
 
 
@@ -310,10 +311,10 @@ def make(norm_groups: Any, param: Tensor | None = None) -> FusedAdam:
 
 
 NO_LIST = (
-    r"norm_groups to be a list of process groups, got ProcessGroup\. Give it groups that this "
+    r"norm_groups to be a list of process groups, got ProcessGroup\. Pass groups that this "
     r"process belongs to: \[torch\.distributed\.new_group\(ranks\)\]"
 )
-NO_GROUP = r"norm_groups\[1\] to be a process group, got .*\. Give it groups"
+NO_GROUP = r"norm_groups\[1\] to be a process group, got .*\. Pass groups"
 
 
 @pytest.mark.parametrize(
@@ -335,8 +336,8 @@ def test_what_is_no_list_of_groups_of_this_process_is_refused(groups: Any, messa
 def test_a_mesh_has_one_dimension_and_a_group_of_one_process_is_left_out(mesh: DeviceMesh) -> None:
     two = init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "dp"))
     message = (
-        r"FusedAdam: expected norm_groups\[0\] to be a process group or a mesh of one dimension, "
-        r'got 2 dimensions\. Name the one whose processes have other parameters: mesh\["pp"\]\.'
+        r"FusedAdam: expected norm_groups\[0\] to be a process group or a 1-dimensional mesh, got "
+        r"2 dimensions\. Select the dimension whose processes have other parameters, such as mesh\["
     )
     with pytest.raises(ValueError, match=message):
         make([two])

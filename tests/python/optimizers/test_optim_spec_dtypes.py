@@ -242,7 +242,7 @@ def test_masters_may_be_asked_to_be_what_they_are(case: Case) -> None:
 def test_masters_of_another_dtype_are_refused(case: Case, dtype: Any) -> None:
     where = (
         f"^{case.spec.optimizer.__name__}: expected master_weight_dtype of group {{}} to be "
-        rf"torch\.float32, got {dtype}\. For bf16 parameters store_param_remainders=True keeps"
+        rf"torch\.float32, got {dtype}\. For bf16 parameters, store_param_remainders=True"
     )
     params = make_params(dtype=BF16)
     with pytest.raises(ValueError, match=where.format(0)):

@@ -111,9 +111,9 @@ def test_betas_in_the_place_of_another_argument_are_called_so(
 
 
 REASONS = {
-    "fused": "{} is always fused: leave fused out.",
-    "foreach": "{} is always fused: leave foreach out.",
-    "differentiable": "The step of {} has no derivative: use a class of torch.optim.",
+    "fused": "{} is always fused. Omit fused.",
+    "foreach": "{} is always fused. Omit foreach.",
+    "differentiable": "{}.step() has no derivative. Use a class of torch.optim.",
 }
 every_choice = pytest.mark.parametrize("name", list(TORCH_ONLY))
 

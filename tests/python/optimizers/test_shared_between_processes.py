@@ -80,7 +80,7 @@ def test_a_shared_step_of_one_element_is_kept_and_others_are_warned_of() -> None
         if shared.dtype == torch.float32:
             optimizer.step()
         else:
-            with pytest.warns(UserWarning, match=r"has the shape \[\] and the dtype torch.float64"):
+            with pytest.warns(UserWarning, match=r"has shape \[\] and dtype torch.float64"):
                 optimizer.step()
         assert shared.item() == float(shared.dtype == torch.float32)
         assert optimizer.state[param]["step"].item() == 1.0

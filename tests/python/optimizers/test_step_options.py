@@ -53,8 +53,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("write_back_grads", "yes", "a bool, 'unscaled' or 'clipped', got 'yes'"),
     *((key, -1, f"{WHOLE} -1") for key in ("seed", "ema_start_step")),
     ("seed", 2**63, WHOLE),
-    ("seed", True, "a whole number, got bool"),
-    ("ema_start_step", 1.5, "a whole number, got float"),
+    ("seed", True, "an int, got bool"),
+    ("ema_start_step", 1.5, "an int, got float"),
     ("ema_decay", 1.0, "None or at least 0 and less than 1, got 1.0"),
     ("ema_decay", "0.9", "None or a number, got str"),
 ]
@@ -138,7 +138,7 @@ def test_a_subclass_may_use_the_names_as_its_own() -> None:
             self.max_grad_norm = 1.0
             super().__init__(params)
 
-    with pytest.raises(AttributeError, match="Early: expected max_grad_norm to be set after super"):
+    with pytest.raises(AttributeError, match="Early: max_grad_norm was set before super"):
         Early(make_params())
 
     class Other(FusedAdam):

@@ -258,7 +258,7 @@ def test_masters_that_do_not_fit_are_refused(amp: Any) -> None:
     masters = checkpoint["master_params"]
     for number, message in (
         (0, r"state\[0\]\['master_param'\] to have the shape"),
-        (99, r"'master_params'\] to have the numbers .* as keys, got 99"),
+        (99, r"'master_params'\] to have parameter numbers as keys, got 99"),
     ):
         checkpoint["master_params"] = {**masters, number: torch.zeros(1)}
         with pytest.raises(ValueError, match=message):
