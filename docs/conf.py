@@ -36,6 +36,7 @@ root_doc = "index"
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|nn|dist|collections|typing|numpy|argparse|os)\..*"),
+    ("py:class", r"default( .*)?|Iterable|[\d.]+"),  # types and defaults in argument lines
     (
         "py:.*",
         r"(Update|HyperParams|Sampler|BasicOptions|MasterOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"

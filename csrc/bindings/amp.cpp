@@ -26,7 +26,7 @@ using WithoutGil = py::call_guard<py::gil_scoped_release>;
 void bind_amp(py::module_& module) {
   module.def("to_device", &to_device, py::arg("tensor"), py::arg("device"), WithoutGil());
   py::class_<GradScalerCore>(module, "GradScalerCore",
-                             "The device side of torchfuse.amp.GradScaler: scale, trackers and "
+                             "Device state of torchfuse.amp.GradScaler: scale, trackers and "
                              "found_inf flags as persistent tensors.")
       .def(py::init([](std::int64_t hysteresis, std::optional<double> min_scale,
                        std::optional<double> max_scale, bool dynamic,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One function per part of the module; module.cpp calls them all.
+// Functions that add bindings to the module. module.cpp calls all of them.
 #pragma once
 
 #include <pybind11/pybind11.h>

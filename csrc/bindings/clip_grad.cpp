@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// torchfuse._C.get_total_norm, clip_with_norm_ and clip_value_: clipping of lists that hold None
-// for a parameter without a gradient.
+// Bindings of get_total_norm, clip_with_norm_ and clip_value_. Lists contain None for parameters
+// without a gradient.
 //
 // Note [Without the GIL]
-// What may wait for other processes runs without Python's lock. More than politeness: a Gloo thread
-// that lets go of a tensor which Python also knows waits for that lock, under the lock that the
-// next collective is queued with.
+// A function that may wait for other processes must release the GIL, because otherwise it could
+// deadlock. A Gloo thread that frees a tensor with a Python object waits for the GIL while holding
+// the lock under which the next collective is queued.
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Collectives of torchfuse._C, which no graph needs to hold, and what is said after one has failed.
+// Bindings of collectives, which need no torch.ops operator, and of describe_missing_ranks.
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 

@@ -12,7 +12,7 @@
 namespace torchfuse::bindings {
 namespace {
 
-/// Makes the beginning of a message, up to "to be".
+/// Returns the beginning of a message, up to "to be".
 using Expected = c10::function_ref<std::string()>;
 
 double float_of(py::handle value, Expected expected) {
@@ -26,14 +26,14 @@ double float_of(py::handle value, Expected expected) {
                     py::cast<std::string>(py::str(error.value())), ".");
 }
 
-/// A tensor of one element as kernels read it: 0-dim, of fp32 or fp64.
+/// Returns a 1-element tensor in the kernels' form: 0-dim, fp32 or fp64.
 at::Tensor as_native(const at::Tensor& tensor) {
   const bool native = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
   const at::Tensor plain = tensor.detach();
   return (native ? plain : plain.to(at::kFloat)).reshape({});
 }
 
-/// A number of the host, or a 0-dim tensor of fp32 or fp64.
+/// Returns a host number, or a 0-dim fp32 or fp64 tensor.
 HyperParam value_of(py::handle value, Expected expected) {
   if (!THPVariable_Check(value.ptr())) return float_of(value, expected);
   const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
@@ -47,7 +47,7 @@ HyperParam value_of(py::handle value, Expected expected) {
       !tensor.is_meta(), expected(),
       " a number or a tensor with a value, got a tensor on the meta device. Create it "
       "on the device of the parameters.");
-  // A host tensor is read here: kernels of any device take a number.
+  // Read host tensors here, because kernels accept numbers on every device.
   if (tensor.is_cpu()) return tensor.item<double>();
   return as_native(tensor);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Hyper-parameters as Python's groups hold them: numbers, and tensors of one element.
+// Reads hyper-parameters (numbers and 1-element tensors) from Python's parameter groups.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,18 +14,18 @@ namespace torchfuse::bindings {
 
 namespace py = pybind11;
 
-/// Reads and checks the values of groups; messages have the names by which the program knows them.
+/// Reads and checks the groups' values. Messages name each value's place in the group.
 class HyperParamReader {
  public:
-  /// @param places for each hyper-parameter where a group holds it, such as "betas[0]"; none: its
-  ///   name in the table.
+  /// @param places each hyper-parameter's place in a group, such as "betas[0]"; if the list is
+  ///   shorter than the table, names in the table are used.
   HyperParamReader(const std::string& algorithm, const std::vector<std::string>& places);
 
-  /// Replaces `result` by the values of one group, in the order of the table: numbers as they are,
-  /// a tensor of the host as the number that it holds, and another tensor as a 0-dim one.
-  /// @param caller begins a message.
-  /// @param read_devices also check, and wait for, numbers that lie on a device.
-  /// @throws c10::ValueError, c10::TypeError for what is no number, or is out of range.
+  /// Replaces `result` with one group's values, in the table's order. Host tensors become numbers,
+  /// device tensors become 0-dim tensors.
+  /// @param caller beginning of messages.
+  /// @param read_devices also check device tensors, which synchronizes the host.
+  /// @throws c10::TypeError if a value is not a number; c10::ValueError if it is out of range.
   void read(py::handle values, const std::string& caller, std::size_t group, bool read_devices,
             std::vector<HyperParam>& result) const;
 
@@ -33,11 +33,11 @@ class HyperParamReader {
   std::vector<HyperParamInfo> table_;
 };
 
-/// Returns a number, or a 0-dim tensor of fp32 or fp64 whose value is not read, on the host either.
-/// `expected` begins a message; a tensor has one element of a floating dtype.
+/// Returns a number, or a 0-dim fp32 or fp64 tensor. Does not read tensors, not even on the host.
+/// Messages begin with `expected`. A tensor must have one element and a floating dtype.
 HyperParam number_or_tensor(py::handle value, const std::string& expected);
 
-/// Checks one number by the range of a hyper-parameter. `expected` begins a message.
+/// Checks a number against a hyper-parameter's range. Messages begin with `expected`.
 void check_hyper_param(const std::string& algorithm, const std::string& name, py::handle value,
                        const std::string& expected);
 

@@ -5,8 +5,8 @@
 
 namespace torchfuse::bindings {
 
-/// Whether an object is a tensor by its type. Unlike THPVariable_Check it asks neither `__class__`
-/// nor a metaclass, nor anything else that runs Python; subclasses take a tenth of the time.
+/// Returns whether the object's type is Tensor or a subclass. Unlike THPVariable_Check, this never
+/// runs Python code such as `__class__` or a metaclass, and is ten times as fast for subclasses.
 inline bool is_tensor(PyObject* object) {
   return THPVariable_CheckExact(object) ||
          PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The module torchfuse._C: everything of the native library that Python reaches other than through
-// torch.ops.torchfuse. python/torchfuse/_C.pyi describes it.
+// The module torchfuse._C: native functions that Python does not call through torch.ops.torchfuse.
+// python/torchfuse/_C.pyi documents the module.
 #include "bindings/bindings.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -24,8 +24,8 @@
 namespace torchfuse::bindings {
 namespace {
 
-// torch's errors become torch's Python classes, torch.OutOfMemoryError for instance, with the
-// sentence and without the C++ backtrace of what().
+// Translates c10::Error to torch's Python exceptions, such as torch.OutOfMemoryError, with the
+// message but without the C++ backtrace in what().
 void translate_torch_error(std::exception_ptr pending) {
   try {
     if (pending) std::rethrow_exception(pending);
@@ -34,7 +34,7 @@ void translate_torch_error(std::exception_ptr pending) {
   }
 }
 
-// A step that is None in Python is undefined here.
+// Passes None as an undefined tensor.
 std::vector<at::Tensor> views_of_optional_steps(
     const std::vector<at::Tensor>& params, const std::vector<std::optional<at::Tensor>>& steps) {
   std::vector<at::Tensor> defined_steps;
@@ -57,7 +57,7 @@ PYBIND11_MODULE(_C, module) {
              "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'; on aarch64 "
              "'baseline' or 'neon'.");
   module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
-             "Chooses the instruction level of the CPU kernels for this process.");
+             "Sets the instruction level of the CPU kernels for this process.");
   module.def(
       "swap_ema_",
       [](const at::Tensor& param, const at::Tensor& ema, const std::optional<at::Tensor>& kept) {
@@ -71,7 +71,7 @@ PYBIND11_MODULE(_C, module) {
              py::arg("remainder"));
   module.def("remainder_of_master", &torchfuse::remainder_of_master, py::arg("master"));
   module.def("step_views", &bindings::views_of_optional_steps, py::arg("params"), py::arg("steps"),
-             "Returns step counts as 0-dim views of separate elements of one buffer per device.");
+             "Returns step counts as 0-dim views into one buffer per device.");
 
   module.def(
       "check_pickle",
@@ -79,7 +79,7 @@ PYBIND11_MODULE(_C, module) {
         torchfuse::check_pickle(static_cast<std::string_view>(bytes), where);
       },
       py::arg("bytes"), py::arg("where"),
-      "Raises ValueError unless a pickle holds plain values and dense tensors only.");
+      "Raises ValueError unless a pickle contains only plain values and dense tensors.");
 
   bindings::bind_optim(module);
   bindings::bind_amp(module);

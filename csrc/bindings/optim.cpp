@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What Python sees of the optimizers: FusedStep, and the tables of hyper-parameters.
+// Bindings of FusedStep and of the hyper-parameter tables.
 #include "bindings/bindings.h"
 #include "bindings/hyper_params.h"
 #include "bindings/py_fused_step.h"
@@ -20,7 +20,7 @@ namespace torchfuse::bindings {
 
 namespace {
 
-/// A bool, "unscaled" or "clipped".
+/// Converts a bool, "unscaled" or "clipped".
 WriteBackGrads write_back_choice(const py::object& value) {
   if (!py::isinstance<py::str>(value)) return py::cast<bool>(value);
   const auto name = py::cast<std::string>(value);

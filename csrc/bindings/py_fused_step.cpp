@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The plan of an optimizer, and how a step finds its tensors again.
+// Plans an optimizer's step, and looks the planned tensors up in every step.
 #include "bindings/py_fused_step.h"
 
 #include "bindings/is_tensor.h"
@@ -19,7 +19,7 @@ c10::TensorImpl* impl_of(PyObject* tensor) {
   return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
 }
 
-/// Lists and tuples as they are, other iterables as lists.
+/// Appends lists and tuples unchanged, other iterables as lists.
 void fast_sequences(const py::list& param_lists, Sequences& result) {
   for (const py::handle params : param_lists) {
     PyObject* fast = PySequence_Fast(params.ptr(), "FusedStep: expected params to be a sequence");
@@ -111,8 +111,8 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
   places_ = std::move(places);
 }
 
-/// The objects of ten thousand parameters do not stay in the caches between steps; without this the
-/// step waits for memory once per object.
+/// Prefetches objects of later parameters. With ten thousand parameters the caches lose all objects
+/// between steps, and the step would wait for memory once per object.
 void PyFusedStep::fetch_ahead(PyObject* const* items, std::int64_t left, std::size_t next) const {
   constexpr std::size_t kAhead = 24;
   if (left <= static_cast<std::int64_t>(kAhead)) return;
@@ -121,8 +121,8 @@ void PyFusedStep::fetch_ahead(PyObject* const* items, std::int64_t left, std::si
   if (entry.place != Entry::kNoState) __builtin_prefetch(states_[entry.place].second);
 }
 
-/// Takes parameters, states and gradients from their owners, without running any of the program's
-/// code. False: something is not as planned. See Note [State dictionaries are read in order].
+/// Borrows parameters, states and gradients without running user code. Returns false if an object
+/// does not match the plan. See Note [State dictionaries are read in order].
 bool PyFusedStep::borrow(const Sequences& param_lists, PyObject* owner) {
   states_.clear();
   PyObject* key = nullptr;
@@ -178,7 +178,7 @@ bool PyFusedStep::borrow_slot(std::size_t index, PyObject* param, PyObject* stat
       });
 }
 
-/// "grad of params[2] of group 0", for a message.
+/// Returns a name such as "grad of params[2] of group 0" for messages.
 std::string PyFusedStep::grad_name(std::size_t index) const {
   std::size_t group = 0;
   while (index >= static_cast<std::size_t>(places_.group_sizes[group])) {
@@ -187,7 +187,7 @@ std::string PyFusedStep::grad_name(std::size_t index) const {
   return "grad of " + place_name(group, index);
 }
 
-/// Local tensors in the place of DTensors. False: a parameter is placed in another way.
+/// Replaces DTensors with local tensors. Returns false if a parameter's placement has changed.
 bool PyFusedStep::unwrap_shards() {
   for (const auto& [slot, param, index] : borrowed_.sharded) {
     Entry& entry = places_.entries[index];
@@ -217,7 +217,7 @@ void PyFusedStep::take_hyper_params(const py::list& groups) {
   }
 }
 
-/// Lets go of everything that a step borrowed.
+/// Releases all objects that a step borrowed.
 void PyFusedStep::release() {
   borrowed_.clear();
   param_lists_.clear();
@@ -233,7 +233,7 @@ bool PyFusedStep::step(const py::list& param_lists, const py::dict& owner, const
   if (!borrow(param_lists_, owner.ptr()) || !unwrap_shards()) return false;
   bool done = false;
   {
-    // Nothing in here touches a Python object.
+    // The native step accesses no Python object.
     const py::gil_scoped_release released;
     done = native_.step(borrowed_.slots, hyper_params_, options);
   }

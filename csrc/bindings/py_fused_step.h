@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// FusedStep for Python: the native step, given the tensors that the optimizer's lists and
-// dictionaries hold at the moment of the step.
+// FusedStep for Python: runs the native step on the tensors that the optimizer's lists and
+// dictionaries contain when the step begins.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -22,25 +22,25 @@
 
 namespace torchfuse::bindings {
 
-/// One parameter of the plan.
+/// A planned parameter.
 struct Entry {
   static constexpr std::int64_t kNoState = -1;
 
-  std::int64_t place = kNoState;  ///< of the parameter's state among those of optimizer.state
-  std::size_t keys = 0;           ///< index of the state's keys
-  py::object placement;           ///< of a DTensor, else null
-  py::object grad_placement;      ///< of its last gradient, if it was found to be the same
+  std::int64_t place = kNoState;  ///< position of the parameter's state in optimizer.state
+  std::size_t keys = 0;           ///< index of the state's keys in Places::keys
+  py::object placement;           ///< a DTensor's placement_of(), else null
+  py::object grad_placement;      ///< placement_of() for the last gradient that matched
 };
 
-/// Where a step finds its tensors. Of the user's objects it holds none.
+/// The plan's positions and keys of parameters and states. Holds no reference to user objects.
 struct Places {
   std::vector<Entry> entries;
   std::vector<std::int64_t> group_sizes;
-  std::vector<StateKeys> keys;  ///< each set of keys once
+  std::vector<StateKeys> keys;  ///< distinct sets of keys
   std::size_t num_states = 0;   ///< entries of optimizer.state
 
   std::size_t keys_of(PyObject* state, const std::vector<std::string>& names) {
-    // The last ones are the likeliest.
+    // Search backwards, because the most recent set is the most likely match.
     for (std::size_t i = keys.size(); i-- > 0;) {
       if (keys[i].match(state)) return i;
     }
@@ -51,8 +51,8 @@ struct Places {
 
 using Sequences = std::vector<py::object>;
 
-/// What a step takes from the optimizer for its own duration. Objects and gradients are kept alive;
-/// used and let go with Python's lock held.
+/// Objects and tensors that a step borrows from the optimizer and keeps alive. Must be filled and
+/// cleared with the GIL held.
 struct Borrowed {
   struct Unwrap {
     c10::TensorImpl** place;
@@ -67,7 +67,7 @@ struct Borrowed {
   std::vector<SlotTensors> slots;
   std::vector<PyObject*> objects;
   std::vector<at::Tensor> grads;
-  std::vector<Unwrap> unwraps;  ///< tensors of sharded parameters, which may be DTensors
+  std::vector<Unwrap> unwraps;  ///< sharded parameters' states, which may be DTensors
   std::vector<Sharded> sharded;
   std::vector<c10::TensorImpl*> grad_wrappers;
 
@@ -134,7 +134,7 @@ class PyFusedStep {
   HyperParamReader reader_;
   Places places_;
 
-  // For the time of a step. Their memory stays for the next one.
+  // Members used only during a step. The capacity is kept for the next step.
   Borrowed borrowed_;
   Sequences param_lists_;
   std::vector<std::vector<HyperParam>> hyper_params_;    ///< by group

@@ -25,7 +25,7 @@ struct Attributes {
   SlotAttribute placements{"placements"};
 };
 
-/// Used with the GIL held. Never destroyed: at the process's end Python may be gone.
+/// Requires the GIL. Never destroyed, because Python may be finalized before static objects.
 Attributes& attributes() {
   static auto* const attributes = new Attributes;
   return *attributes;
@@ -43,7 +43,7 @@ py::object local_tensor(py::handle tensor) {
   py::object local;
   if (!THPVariable_CheckExact(tensor.ptr())) local = attributes().local.of(tensor);
   if (!local) return py::reinterpret_borrow<py::object>(tensor);
-  // Nearly always; the look-up that fails would take longer than all the rest.
+  // The usual case. A failing lookup of `wait` would take longer than the rest of the function.
   if (THPVariable_CheckExact(local.ptr())) return local;
   if (py::hasattr(local, "wait")) local = local.attr("wait")();
   TORCH_CHECK_TYPE(is_tensor(local.ptr()), "FusedStep: expected the local part of a ",

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// An attribute that a class declares in __slots__, as DTensor does with those that a step reads.
+// Reads attributes that a class declares in __slots__, such as DTensor's.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace torchfuse::bindings {
 
-/// Reads one attribute of many objects of one class.
+/// Reads one attribute from many objects with the same class.
 ///
-/// Python's lookup by name takes several hundred instructions. Here the lookup is done once for a
-/// class. If it finds a data descriptor, which takes precedence over everything in the object, the
-/// descriptor alone is called for each object. A descriptor that the class gets later is not seen.
+/// Python's lookup by name takes several hundred instructions. SlotAttribute looks the name up once
+/// per class. If the class has a data descriptor, which takes precedence over the object's
+/// attributes, only the descriptor is called per object. Descriptors added later are not noticed.
 class SlotAttribute {
  public:
-  /// Python finds an attribute several times as fast by an interned name, which is never freed.
+  /// Interns the name, which makes Python's lookup several times faster. The name is never freed.
   explicit SlotAttribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
 
-  /// Returns the attribute of `object`; null if there is none.
+  /// Returns the object's attribute, or null if the object has none.
   pybind11::object of(pybind11::handle object) {
     PyTypeObject* type = Py_TYPE(object.ptr());
     if (reinterpret_cast<PyObject*>(type) != type_.ptr()) find(type);
@@ -47,7 +47,7 @@ class SlotAttribute {
   }
 
   PyObject* name_;
-  pybind11::object type_;  ///< held, so that no other class gets its address
+  pybind11::object type_;  ///< owned, so that no other class can get the same address
   pybind11::object descriptor_;
   descrgetfunc get_ = nullptr;
 };

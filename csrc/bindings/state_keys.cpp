@@ -16,7 +16,7 @@ EntryRole role_of(PyObject* key, bool has_master) {
   if (is(key, "momentum_start")) return EntryRole::kStart;
   if (is(key, "ema_param")) return EntryRole::kEma;
   if (is(key, "master_param")) return EntryRole::kMaster;
-  // A master, if there is one too, is the one that counts.
+  // If a state contains both, the step uses the master and ignores the remainder.
   if (is(key, "param_remainder")) return has_master ? EntryRole::kOther : EntryRole::kMaster;
   return EntryRole::kOther;
 }

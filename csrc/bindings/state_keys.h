@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The keys of a parameter's state dictionary, and what each entry is for a step.
+// The keys of a parameter's state dictionary, and the role of each entry in a step.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,30 +13,31 @@ namespace torchfuse::bindings {
 
 namespace py = pybind11;
 
-/// What an entry of a state dictionary is for the step. kNone: of no use for as long as it is None.
+/// Role of a state dictionary's entry in the step. kNone marks an entry that the step would use if
+/// the value were not None.
 enum class EntryRole : std::uint8_t { kOther, kNone, kState, kMaster, kEma, kStep, kStart };
 
 // Note [State dictionaries are read in order]
-// Users replace entries of `optimizer.state` (offloading, loading, freezing), so each step reads
-// them again. A dictionary keeps its entries in insertion order: walking it beside the recorded
-// keys finds every entry without hashing, and notices added and removed ones. Nearly all parameters
-// of an optimizer have the same keys, which are therefore recorded once.
+// Users replace entries in `optimizer.state` (offloading, loading, freezing), so each step reads
+// all entries again. A dictionary keeps insertion order. Walking the dictionary alongside the
+// recorded keys finds every entry without hashing, and detects added and removed entries. Nearly
+// all parameters have the same keys, so each distinct set of keys is recorded once.
 class StateKeys {
  public:
-  /// `names` are the algorithm's states; entries of other names do not matter.
+  /// @param names the algorithm's state names. Keys without a role in the step are ignored.
   StateKeys(PyObject* dict, const std::vector<std::string>& names);
 
-  /// Whether the dictionary has these keys in this order, and None where it had None.
+  /// Returns whether the dictionary has the recorded keys in order, with None at the same entries.
   bool match(PyObject* dict) const;
 
-  /// Calls visit(role, index of the state, value) for the tensors that a step needs. False: the
-  /// dictionary has other keys, or something else than a tensor in a place of one.
+  /// Calls visit(role, state index, value) for the entries that a step needs. Returns false if the
+  /// keys differ, if a None entry now has a value, or if `visit` returns false.
   template <class Visit>
   bool visit(PyObject* dict, const Visit& visit) const;
 
  private:
   struct Key {
-    py::object name;  ///< a copy; null for a key that is no text
+    py::object name;  ///< copy of the key; null if the key is not a str
     EntryRole role;
     std::uint8_t state;  ///< index of the state
   };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The quick check of the lists that apex's raw functions take, and what they call on lists. What
-// the check does not accept, Python looks at again, to name what is wrong.
+// A fast check for the tensor lists of apex's raw functions, and unboxed calls of operators. If the
+// fast check fails, Python checks the lists again to name the error.
 //
-// torch.ops would make a list of boxed values for each call, and lists again from that: as much
-// work as the check. These calls go through the dispatcher too, without boxes.
+// torch.ops boxes and unboxes every list, which costs as much as the check. The functions here call
+// the dispatcher without boxing.
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -26,7 +26,7 @@ namespace {
 
 namespace py = pybind11;
 
-/// Whether sizes and strides can be asked for.
+/// Returns whether the tensor has concrete sizes and strides.
 bool has_strides(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided &&
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
@@ -43,7 +43,7 @@ bool is_supported(at::ScalarType type) {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Tensors that have not been used for a while are not in the caches, and each would be waited for.
+/// Prefetches a TensorImpl, because tensors that were not used recently have left the caches.
 void prefetch(const at::Tensor& tensor) {
   constexpr std::size_t kLine = 64;
   const auto* memory = reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl());
@@ -52,8 +52,8 @@ void prefetch(const at::Tensor& tensor) {
   }
 }
 
-/// The tensors of a list, if it holds nothing else. They are kept before one is looked at: that may
-/// run Python, for subclasses, and so change the list.
+/// Returns a list's tensors, or nullopt if an entry is not a tensor. Collects all tensors before
+/// checking any, because checking a subclass may run Python code that modifies the list.
 std::optional<Tensors> tensors_of(py::handle list) {
   constexpr Py_ssize_t kAhead = 8;
   if (!PyList_CheckExact(list.ptr())) return std::nullopt;
@@ -70,7 +70,7 @@ std::optional<Tensors> tensors_of(py::handle list) {
   return tensors;
 }
 
-/// Compares with the entry of the same index in the first list, which has been looked at before.
+/// Returns whether device, sizes and strides equal those of a tensor that was already checked.
 bool is_stored_as(const at::Tensor& tensor, const at::Tensor& beside) {
   return tensor.is_same(beside) ||
          (tensor.device() == beside.device() && tensor.sizes() == beside.sizes() &&
@@ -93,7 +93,7 @@ bool match(const std::vector<Tensors>& lists) {
   return true;
 }
 
-/// Lists of tensors that match; nothing for others.
+/// Returns the lists if they contain tensors that match, otherwise nullopt.
 std::optional<std::vector<Tensors>> matching(py::handle tensor_lists) {
   std::vector<Tensors> lists;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensor_lists.ptr()); ++i) {
@@ -104,22 +104,22 @@ std::optional<std::vector<Tensors>> matching(py::handle tensor_lists) {
   return match(lists) ? std::optional(std::move(lists)) : std::nullopt;
 }
 
-/// An operator whose lists are vectors, as pybind11 makes them.
+/// Returns a function that calls `op` with vectors, which pybind11 can convert to.
 template <class... Args>
 auto on_vectors(void (*op)(Args...)) {
   return [op](const std::conditional_t<std::is_same_v<Args, at::TensorList>, Tensors,
                                        std::decay_t<Args>>&... args) { op(args...); };
 }
 
-/// Whether new tensors may lack a value or be of use in here only: in inference mode, in a mode
-/// such as that of fake tensors, and in torch.func.
+/// Returns whether inference mode, a Python dispatch mode (such as fake tensors) or torch.func is
+/// active. New tensors may then have no value, or be unusable outside the mode.
 bool in_any_mode() {
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return c10::InferenceMode::is_enabled() || included.has(c10::DispatchKey::Python) ||
          included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-/// What a raw function is called with on the host, if there is nothing to be said of it.
+/// Checked arguments of a raw function on the CPU.
 struct HostCall {
   at::Tensor flag;
   std::vector<Tensors> lists;
@@ -142,7 +142,7 @@ std::optional<HostCall> host_call(py::handle noop_flag, py::handle tensor_lists,
   return HostCall{std::move(flag), std::move(*lists)};
 }
 
-/// multi_tensor_l2norm without the norms of each.
+/// Computes multi_tensor_l2norm without per-tensor norms.
 std::optional<std::tuple<at::Tensor, at::Tensor>> l2norm_on_host(py::handle noop_flag,
                                                                  py::handle tensor_lists) {
   const auto call = host_call(noop_flag, tensor_lists, 1);
@@ -155,7 +155,7 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> l2norm_on_host(py::handle noop
   return std::make_tuple(norm.view({1}), at::empty({0}, norm.options()));
 }
 
-/// multi_tensor_scale of lists that are the same; else nothing happens.
+/// Scales in place if both lists contain the same tensors. Otherwise returns false, without effect.
 bool scale_on_host(py::handle noop_flag, py::handle tensor_lists, double scale) {
   const auto call = host_call(noop_flag, tensor_lists, 2);
   if (!call) return false;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The native module (csrc/bindings), private to the package."""
+"""The package's private native module (csrc/bindings)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 def hyper_params_of(algorithm: str) -> list[tuple[str, bool, float]]:
-    """The hyper-parameters of an algorithm, in the order of its op's schema and of its step.
+    """Returns an algorithm's hyper-parameters in the order of the op's schema and of the step.
 
-    Each entry has the name, whether it is a flag, and the exclusive upper bound of a number.
+    Each entry contains the name, whether the hyper-parameter is a flag, and a number's exclusive
+    upper bound.
     """
 
 def check_hyper_params(
@@ -21,20 +22,20 @@ def check_hyper_params(
     group: int,
     read_devices: bool,
 ) -> None:
-    """Checks the values of one group as a step does; `read_devices`: also those on a device."""
+    """Checks one group's values as a step does. With `read_devices`, reads device tensors too."""
 
 def check_hyper_param(algorithm: str, name: str, value: Any, expected: str) -> None:
-    """Checks one number by the range of a hyper-parameter; `expected` begins a message."""
+    """Checks a number against a hyper-parameter's range. Messages begin with `expected`."""
 
 class FusedStep:
     """The native step of one optimizer: plan, checks, norm, update.
 
-    It holds no tensors between steps and may be used by one thread at a time.
+    Holds no tensors between steps. Only one thread may use the object at a time.
 
     Args:
-        algorithm: name of the update, e.g. "adam".
-        caller: name of the function that the user calls; error messages begin with it.
-        places: for each hyper-parameter where a group holds it, such as "betas[0]".
+        algorithm: Name of the algorithm, e.g. "adam".
+        caller: Beginning of messages: the function that the user calls.
+        places: Each hyper-parameter's place in a group, such as "betas[0]".
     """
 
     def __init__(
@@ -54,16 +55,16 @@ class FusedStep:
         shard_groups: list[list[str] | None] = [],
         numbers: list[tuple[int, int, int]] = [],
     ) -> None:
-        """Replaces the plan; after an error the previous plan remains.
+        """Replaces the plan. After an error the previous plan remains.
 
         Args:
-            param_lists: the parameters of each group.
-            owner: the optimizer's state, with a dictionary for each parameter of the plan.
-            stochastic: for each group, whether its parameters are rounded stochastically.
-            shard_groups: for each parameter, None or, for a DTensor, the names of the process
-                groups that it is sharded over.
-            numbers: for each parameter, the number of its first element in the whole one, the
-                elements of a run (0: all) and the distance between runs.
+            param_lists: Parameters of each group.
+            owner: The optimizer's state, with a dictionary for each planned parameter.
+            stochastic: Whether to round stochastically, per group.
+            shard_groups: Names of the process groups that shard a DTensor, per parameter. None for
+                plain tensors.
+            numbers: First index, run length (0: one run) and distance between runs in the full
+                tensor, per parameter.
         """
 
     def step(
@@ -87,47 +88,53 @@ class FusedStep:
         """Updates all parameters that have a gradient.
 
         Args:
-            param_lists: the current parameters of each group.
-            owner: the current state of the optimizer.
-            groups: for each group, values in the order of `hyper_params_of`.
-            seed: seed of stochastic rounding.
-            ema: decay, warm-up and start step of the parameters' averages; None: they stay.
-            update_from_the_end: on CUDA devices, from the last parameter to the first.
-            found_inf_is_output: it becomes 1 or 0, whatever it was.
-            norm_groups: names of process groups whose processes step other parameters.
-            norm_device: device of the reductions over them; None: the CPU.
+            param_lists: Current parameters of each group.
+            owner: The optimizer's current state.
+            groups: Each group's values in the order of `hyper_params_of`.
+            grad_scale: Loss scale by which gradients are divided. None means 1.
+            found_inf: Non-zero skips the step.
+            check_inside: Skip the step if a gradient is non-finite.
+            max_grad_norm: Maximum gradient norm. None disables clipping.
+            skip_norm_above: Gradient norm above which the step is skipped. None skips no step.
+            write_back_grads: Gradients to store: False, True or "clipped", or "unscaled".
+            seed: Seed of stochastic rounding.
+            ema: Decay, warm-up and start step of moving averages. None keeps averages unchanged.
+            update_from_the_end: Update from the last parameter to the first on CUDA devices.
+            found_inf_is_output: Overwrite `found_inf` with 1 or 0.
+            norm_groups: Names of process groups whose processes step other parameters.
+            norm_device: Device for reductions over `norm_groups`. None: the CPU.
 
         Returns:
-            False if the plan no longer fits; nothing has been changed then.
+            False, without any change, if the plan no longer matches the tensors.
         """
 
     def total_norm(self) -> Tensor | None: ...
     def skipped(self) -> Tensor | None: ...
 
 def step_views(params: list[Tensor], steps: list[Tensor | None]) -> list[Tensor]:
-    """Step counts as 0-dim views of separate elements of one buffer per device."""
+    """Returns step counts as 0-dim views into one buffer per device."""
 
 def swap_ema_(param: Tensor, ema: Tensor, kept: Tensor | None = None) -> Tensor | None:
-    """Exchanges a parameter and its average; returns what puts a 16-bit parameter back."""
+    """Exchanges a parameter and its average; returns a 16-bit parameter's former value."""
 
 def check_pickle(bytes: bytes, where: str) -> None:
-    """Raises ValueError unless a pickle holds plain values and dense tensors only."""
+    """Raises ValueError unless a pickle contains only plain values and dense tensors."""
 
 def remake_master(param: Tensor, master: Tensor) -> None: ...
 def take_master(param: Tensor, master: Tensor) -> None:
-    """Gives a parameter that became fp32 or fp64 the value of its master."""
+    """Copies the master to a parameter that was converted to fp32 or fp64."""
 
 def master_of_remainder(param: Tensor, remainder: Tensor) -> Tensor:
-    """The fp32 master of a bf16 parameter whose state is a remainder (int16)."""
+    """Returns the fp32 master of a bf16 parameter with an int16 remainder."""
 
 def remainder_of_master(master: Tensor) -> Tensor:
-    """The int16 remainder of `master`, whose bf16 parameter is `master` rounded to nearest even."""
+    """Returns the int16 remainder. The bf16 parameter is `master` rounded to nearest even."""
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`; the host waits for a copy to the CPU, but not for one to CUDA."""
+    """Returns the tensor on `device`. Only a copy to the CPU synchronizes the host."""
 
 class GradScalerCore:
-    """The device side of torchfuse.amp.GradScaler."""
+    """Device state of torchfuse.amp.GradScaler."""
 
     scale: Tensor | None
     growth_tracker: Tensor | None
@@ -174,7 +181,7 @@ def get_total_norm(
     norm_type: float,
     shard_groups: Sequence[Sequence[str]] = [],
 ) -> Tensor:
-    """The norm over all tensors, each sharded over the process groups named in its entry."""
+    """Returns the norm over all tensors. `shard_groups` names the groups that shard each tensor."""
 
 def clip_with_norm_(
     tensors: Sequence[Tensor | None], max_norm: float, total_norm: Tensor
@@ -184,27 +191,31 @@ def check_same_in_all_ranks(
     names: Sequence[str], values: Sequence[int], device: torch.device, group: str, caller: str
 ) -> None: ...
 def all_reduce_(tensor: Tensor, reduction: str, groups: Sequence[str], caller: str) -> None:
-    """Reduces `tensor` in place over the processes of each group in turn; "sum", "max", ...
+    """Reduces `tensor` in place over each process group in turn.
 
     Args:
-        groups: names of process groups.
-        caller: begins messages.
+        tensor: Tensor to reduce.
+        reduction: "sum", "max", ...
+        groups: Names of process groups.
+        caller: Beginning of messages.
     """
 
 def describe_missing_ranks(group: str) -> str:
-    """Says which ranks do not report a failure of their own after a collective that failed.
+    """Describes the ranks that report no failure after a collective failed.
+
+    Every rank whose collective failed must call this function.
 
     Args:
-        group: name of the process group. All ranks whose collective failed call this.
+        group: Name of the process group.
     """
 
 def cpu_isa() -> str: ...
 def set_cpu_isa(name: str) -> None: ...
 def multi_tensor_l2_norm(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+    """Calls the operator of torch.ops without boxing. torch.compile cannot trace the call."""
 
 def multi_tensor_unscale_(tensors: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+    """Calls the operator of torch.ops without boxing. torch.compile cannot trace the call."""
 
 def fused_adam_(
     params: Sequence[Tensor],
@@ -227,7 +238,7 @@ def fused_adam_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+    """Calls the operator of torch.ops without boxing. torch.compile cannot trace the call."""
 
 def fused_sgd_(
     params: Sequence[Tensor],
@@ -246,7 +257,7 @@ def fused_sgd_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+    """Calls the operator of torch.ops without boxing. torch.compile cannot trace the call."""
 
 def fused_adagrad_(
     params: Sequence[Tensor],
@@ -264,25 +275,26 @@ def fused_adagrad_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """The operator, without the boxes of torch.ops; torch.compile cannot trace it."""
+    """Calls the operator of torch.ops without boxing. torch.compile cannot trace the call."""
 
 def l2norm_on_host(noop_flag: object, tensor_lists: object) -> tuple[Tensor, Tensor] | None:
-    """`amp_C.multi_tensor_l2norm` on the CPU, without the norms of each.
+    """Fast path of `amp_C.multi_tensor_l2norm` on the CPU, without per-tensor norms.
 
     Returns:
-        None, after nothing has happened, for arguments that are to be looked at one by one.
+        None, without any effect, for arguments that Python must check one by one.
     """
 
 def scale_on_host(noop_flag: object, tensor_lists: object, scale: float) -> bool:
-    """`amp_C.multi_tensor_scale` on the CPU, of lists that are the same.
+    """Fast path of `amp_C.multi_tensor_scale` on the CPU for in-place scaling.
 
     Returns:
-        False, after nothing has happened, for arguments that are to be looked at one by one.
+        False, without any effect, for arguments that Python must check one by one.
     """
 
 def lists_match(lists: list[list[Tensor]]) -> bool:
-    """Whether lists of equal length hold dense tensors of one dtype and device for each list.
+    """Returns whether equally long lists contain dense tensors that match.
 
-    The entries of one index must also be equal in device, sizes and strides. False says only that
-    the lists are to be looked at one by one: entries may be anything.
+    All tensors in a list must share dtype and device. Tensors at the same index in different lists
+    must share device, sizes and strides. False means that Python must check the entries, which may
+    be any object.
     """

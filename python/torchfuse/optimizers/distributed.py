@@ -101,7 +101,7 @@ def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
         )
     raise ValueError(
         f"{owner}: expected norm_groups with {limits[0]} in ZeroRedundancyOptimizer, each of whose "
-        "ranks only has the norm of its own parameters, got None. Pass "
+        "ranks only knows the norm of its own parameters, got None. Pass "
         f"optimizer_class=functools.partial({owner}, norm_groups=[group], ...)."
     )
 
@@ -241,7 +241,7 @@ def _require_order(param: DTensor, where: str) -> None:
 
 
 def _has_elements(param: DTensor, counts: tuple[int, ...], where: str) -> bool:
-    """Returns whether the local shard has elements; raises ValueError if its layout is wrong."""
+    """Returns whether the local shard has elements; raises ValueError for a wrong layout."""
     local = param.to_local()
     if local.numel() == 0 and 0 in counts:
         return False

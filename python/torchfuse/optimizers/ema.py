@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Exponential moving averages (EMA) of parameters, and their exchange with the parameters."""
+"""Exponential moving averages (EMA), and the exchange of parameters with averages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 class Swapped:
-    """An optimizer's parameters while they hold their averages.
+    """An optimizer's parameters during the exchange with averages.
 
     Args:
         optimizer: Optimizer whose parameters with an average are exchanged.
@@ -65,7 +65,7 @@ class Swapped:
         return [0 if param.is_inference() else param._version for param in params]
 
     def put_back(self) -> bool:
-        """Restores the parameters, and returns whether they were written while exchanged.
+        """Restores the parameters, and returns whether a parameter was written while exchanged.
 
         Parameters are restored in reverse order, because parameters may share memory. After an
         error, a later call continues with the remaining parameters.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Maps parameter groups to the native algorithms' hyper-parameters.
+"""Converts parameter groups to the native algorithms' hyper-parameters.
 
 The native library defines names, order and ranges (`torchfuse/hyper_params.h`). The native module
 checks values when a group is added and in every step. Device tensors are only read when a group is

@@ -31,8 +31,8 @@ EVERY_STATE = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_norm", "momentum_buffer", "sum")
 )
 
-#: State keys and dtypes of masters. A 16-bit parameter has at most one: an fp32 master, or a bf16
-#: parameter's remainder.
+#: State keys and dtypes of masters. A 16-bit parameter has either an fp32 master or, for bf16, a
+#: remainder.
 MASTER = "master_param"
 REMAINDER = "param_remainder"
 MASTER_DTYPES = {MASTER: torch.float32, REMAINDER: torch.int16}
@@ -122,7 +122,7 @@ def _begin_ema(optimizer: FusedOptimizer, param: Tensor, group: dict[str, Any]) 
         if name in MASTER_DTYPES
     }
     if MASTER in masters and has_value(param):
-        # The master may be older than the parameter. The step detects that only after this copy.
+        # The master may be older than the parameter. The step detects outdated masters too late.
         _C.remake_master(value, masters[MASTER])
     master = master_of(value, masters)
     ema = empty_state(optimizer, EMA, param, group)

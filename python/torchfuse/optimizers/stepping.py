@@ -128,7 +128,7 @@ def hooked_once(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callab
 
 
 def uncompiled(plain: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `hooked` without torch.compile tracing (one graph break per step), run once per step.
+    """Returns hooked_once(), which torch.compile does not trace: one graph break per step.
 
     Tracing is disabled per class and not at import, because torch.compiler.disable loads dynamo.
     """
