@@ -70,7 +70,7 @@ std::optional<Tensors> tensors_of(py::handle list) {
   return tensors;
 }
 
-/// Returns whether device, sizes and strides equal those of a tensor that was already checked.
+/// Returns whether device, sizes and strides match the already checked tensor `beside`.
 bool is_stored_as(const at::Tensor& tensor, const at::Tensor& beside) {
   return tensor.is_same(beside) ||
          (tensor.device() == beside.device() && tensor.sizes() == beside.sizes() &&

@@ -99,7 +99,7 @@ class FusedAdam(FusedOptimizer):
         ema_warmup (bool, default False): Limit the decay to (1 + n) / (10 + n) in the average's
             n-th step.
         ema_start_step (int, default 0): The average remains a copy of the parameter until the
-            parameter's step count exceeds this number. With 1, averages equal those of
+            parameter's step count exceeds this number. With 1, averages equal
             `torch.optim.swa_utils`.
         norm_groups (Sequence | None, default None): Process groups, or 1-dimensional device meshes,
             whose processes step other parameters of the same model, such as pipeline stages. The

@@ -88,7 +88,7 @@ class FusedNovoGrad(FusedOptimizer):
     Notes:
         The state `exp_avg_norm` is :math:`n` rather than :math:`n^2`, as in apex, because squares
         of large norms exceed fp32's range. `exp_avg_norm` is a 0-dim fp32 tensor (fp64 for fp64
-        parameters) whatever the `state_dtype`. If the denominator is 0, which requires
+        parameters), independent of `state_dtype`. If the denominator is 0, which requires
         :math:`\epsilon = 0`, only the weight decay changes the tensor.
 
         With `bias_correction` the first step is about :math:`1 / \sqrt{1 - \beta_2}` times smaller

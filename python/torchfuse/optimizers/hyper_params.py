@@ -121,7 +121,7 @@ def positional_remedy(key: str, value: Any) -> str:
     in_place = key in ("bias_correction", "step")
     if in_place and isinstance(value, tuple | list) and len(value) == 2:
         return f"Positional arguments are in apex's order: pass betas={value!r}."
-    return "If the value was meant for another argument, pass it by keyword."
+    return "Pass a value that is meant for another argument by keyword."
 
 
 def checked_flags(

@@ -45,7 +45,7 @@ LR = "lr of group 0 to be a number or a 1-element"
         (of(lr=torch.tensor(1e-3, dtype=torch.complex64)), LR),
         (of(max_grad_norm=-1.0), "max_grad_norm to be None or at least 0"),
         (of(max_grad_norm=math.nan), "max_grad_norm to be None or at least 0"),
-        (of(amsgrad=1e-8), r"amsgrad .* If the value was meant for another argument, pass it by"),
+        (of(amsgrad=1e-8), r"amsgrad .* Pass a value that is meant for another argument by"),
     ],
 )
 def test_a_constructor_names_what_is_wrong(make: Callable[[], object], message: str) -> None:
