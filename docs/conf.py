@@ -42,6 +42,7 @@ nitpick_ignore_regex = [
         r"(Update|HyperParams|Sampler|BasicOptions|MasterOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
         r"|dict|Dict\[.*|float|int)",
     ),
+    ("py:.*", r"default .*|Iterable|str|os\.PathLike"),  # types in docstrings' argument lines
     ("cpp:identifier", r"(at|c10|c10d|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::nn|::optim|::parallel)?"),  # namespaces
     ("cpp:identifier", r"(Options|State|Self)"),  # template parameters

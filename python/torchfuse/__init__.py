@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fused training steps for PyTorch: overflow check, unscaling, clipping and update in one call.
 
-`torchfuse.optimizers` has the optimizers and `torchfuse.amp` the gradient scaler; `clip_grad_norm_`
-and `clip_grad_value_` clip gradients. `torchfuse.parallel` has data parallelism, synchronized batch
-normalization and LARC; `torchfuse.normalization` has layer and RMS normalization, and
-`torchfuse.losses` cross entropy. `save_checkpoint` and `load_checkpoint` keep all of a run in one
-file, which C++ reads and writes too; `save_weights` and `load_weights` keep a model's weights in a
-safetensors file. `torchfuse.convert` writes optimizers' states in
-apex's layout, `torchfuse.ops` has typed functions for operators in `torch.ops.torchfuse`,
-`torchfuse.testing` has oracles and benchmark timers, and `torchfuse.apex` runs programs written for
-apex.
+Training:
+
+- `torchfuse.optimizers`: the fused optimizers.
+- `torchfuse.amp`: gradient scaler and autocast.
+- `clip_grad_norm_`, `clip_grad_value_`: gradient clipping.
+- `torchfuse.parallel`: data parallelism, synchronized batch normalization and LARC.
+- `torchfuse.normalization`: layer and RMS normalization.
+- `torchfuse.losses`: cross entropy.
+
+Files:
+
+- `save_checkpoint`, `load_checkpoint`: the complete state of a run in one file, for Python and C++.
+- `save_weights`, `load_weights`: a model's weights in a safetensors file.
+- `torchfuse.convert`: optimizer states in apex's layout.
+
+Other modules:
+
+- `torchfuse.ops`: typed functions for operators in `torch.ops.torchfuse`.
+- `torchfuse.testing`: oracles and benchmark timers.
+- `torchfuse.apex`: runs programs that were written for apex.
 """
 
 from __future__ import annotations
@@ -70,10 +81,10 @@ __all__ = [
     "save_weights",
 ]
 
-if not TYPE_CHECKING:  # type checkers would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__, type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Says in which module a name is that a program looks for here."""
+        """Names the module that defines `name` in the AttributeError."""
         places = [
             module.__name__
             for module in map(

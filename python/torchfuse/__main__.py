@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`python -m torchfuse`: reports on the installation.
 
-The reports work without the native library, because they are needed most when it fails to load:
-torch and torchfuse._C are imported only where they are used.
+The reports also work when torch or the native library fails to load, which is when users need the
+reports most. So the functions below import torch and torchfuse._C locally.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchfuse import _loader
 PACKAGE = Path(__file__).resolve().parent
 CMAKE_DIR = PACKAGE / "lib" / "cmake" / "torchfuse"
 
-# Variables, besides TORCHFUSE_*, that change what is built, loaded or measured.
+# Environment variables besides TORCHFUSE_* that affect builds, loading or measurements.
 _VARIABLES = (
     *("CUDA_HOME", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "MKL_NUM_THREADS"),
@@ -59,7 +59,7 @@ def _library() -> dict[str, str]:
 
 
 def _first_line(path: str, start: str) -> str:
-    """Rest of the first line in a file that begins with `start`; "none" if no line does."""
+    """Returns the text after `start` from the first line that begins with `start`, or "none"."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,9 +85,9 @@ def _machine() -> dict[str, str]:
 
 
 def describe_environment() -> dict[str, str]:
-    """Describes the build, torch, the native library and the machine; every value is one line.
+    """Describes the build, torch, the native library and the machine, one line for each value.
 
-    If a part cannot be determined, its entry is the error.
+    If a section cannot be determined, the section's entry contains the error.
     """
     parts: dict[str, Callable[[], dict[str, str]]] = {
         "build": _build,
@@ -114,14 +114,14 @@ def format_report(described: dict[str, str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torchfuse",
-        description="What is installed.",
-        epilog="A program written for apex: python -m torchfuse.apex script.py",
+        description="Reports on the installation of torchfuse.",
+        epilog="To run a program written for apex: python -m torchfuse.apex script.py",
     )
     choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--version", action="store_true", help="version of torchfuse")
-    choice.add_argument("--env", action="store_true", help="a block for bug reports")
+    choice.add_argument("--version", action="store_true", help="print the version of torchfuse")
+    choice.add_argument("--env", action="store_true", help="print a block for bug reports")
     choice.add_argument(
-        "--cmake-dir", action="store_true", help="value for CMake's torchfuse_DIR variable"
+        "--cmake-dir", action="store_true", help="print the value for CMake's torchfuse_DIR"
     )
     return parser
 

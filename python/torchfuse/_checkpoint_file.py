@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checkpoint files: plain values, written in one step."""
+"""Reads checkpoint files and writes them atomically; the files contain plain values only."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ StrPath = str | os.PathLike[str]
 
 FORMAT = 1
 
-#: How deep values may be nested. C++ reads 100 levels, of which a tensor takes some.
+#: Maximum nesting depth of values. C++ reads at most 100 levels, and a tensor needs some of them.
 _MOST_NESTED = 96
 
 
 def plain_values(value: Any, where: str, depth: int = 0) -> Any:
-    """Returns the value as plain ones, after checking that weights_only can read it."""
+    """Converts a value to plain types that torch.load(weights_only=True) reads, or raises.
+
+    `where` begins the error messages.
+    """
     if depth >= _MOST_NESTED:
         raise ValueError(
             f"{'['.join(where.split('[')[:3])} to be nested at most {_MOST_NESTED} levels deep, "
-            "got a deeper value or one that holds itself. Save it in a flat list."
+            "got a deeper value or one that contains itself. Save a flat list instead."
         )
     if isinstance(value, Tensor):
         return plain_tensor(value, where)
@@ -45,8 +48,7 @@ def plain_values(value: Any, where: str, depth: int = 0) -> Any:
         for key in value:
             if type(key) is not str and not (type(key) is int and _fits(key)):
                 raise ValueError(
-                    f"{where} to have strings or ints of 64 bits as keys, got {key!r}. Save "
-                    "str(key)."
+                    f"{where} to have strings or 64-bit ints as keys, got {key!r}. Use str(key)."
                 )
         plain = {
             key: plain_values(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()
@@ -61,9 +63,9 @@ def plain_values(value: Any, where: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, Integral):
         if not _fits(int(value)):
-            raise ValueError(f"{where} to be an int of 64 bits, got {value}. Save str(value).")
+            raise ValueError(f"{where} to be a 64-bit int, got {value}. Save str(value).")
         return int(value)
-    if isinstance(value, Real):  # of NumPy too
+    if isinstance(value, Real):  # includes NumPy's numbers
         return float(value)
     of_numpy = type(value).__module__ == "numpy"
     if of_numpy and getattr(value, "shape", None) == () and type(value).__name__ == "ndarray":
@@ -73,7 +75,7 @@ def plain_values(value: Any, where: str, depth: int = 0) -> Any:
     remedy = "an array with torch.from_numpy()" if of_numpy else "for example to a string"
     raise ValueError(
         f"{where} to be None, a bool, number, string or tensor, or a tuple, list or dict of them, "
-        f"got {type(value).__name__}. Convert it, {remedy}."
+        f"got {type(value).__name__}. Convert the value, {remedy}."
     )
 
 
@@ -82,7 +84,7 @@ def _fits(number: int) -> bool:
 
 
 def plain_tensor(value: Tensor, where: str) -> Tensor:
-    """Returns a dense tensor of torch's own class with the same values, or says why not."""
+    """Converts a tensor to a dense torch.Tensor with the same values; ValueError if impossible."""
     name = type(value).__name__
     if is_traceable_wrapper_subclass(value):
         raise ValueError(
@@ -99,15 +101,16 @@ def plain_tensor(value: Tensor, where: str) -> Tensor:
     if type(value) is not Tensor and not isinstance(value, Parameter) and vars(value):
         raise ValueError(
             f"{where} to be a plain tensor, got {name} with the attributes {sorted(vars(value))}. "
-            "Save its .as_subclass(torch.Tensor), and the attributes beside it."
+            "Save value.as_subclass(torch.Tensor), and the attributes as separate values."
         )
-    # C++ reads bytes, not marks that these are conjugates or negatives, and whole elements.
+    # C++ reads raw bytes: it ignores the conjugate and negative bits, and requires a storage whose
+    # size is a multiple of the element size.
     plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
     return plain.clone() if plain.untyped_storage().nbytes() % plain.itemsize else plain
 
 
 class _Drain:
-    """A file that keeps its first error: torch's writer ends the process if a write fails late."""
+    """Defers write errors, because torch's writer ends the process if a late write fails."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -117,16 +120,16 @@ class _Drain:
         if self.error is None:
             try:
                 self._file.write(data)
-            except BaseException as error:  # an interrupt too
+            except BaseException as error:  # includes KeyboardInterrupt
                 self.error = error
         return len(data)
 
     def flush(self) -> None:
-        """Nothing: `replacing` flushes at the end."""
+        """Does nothing, because `replacing` flushes the file at the end."""
 
 
 class _Checksums:
-    """torch's switch for CRC-32s, which all threads share: on while any of them is in this."""
+    """Enables torch's process-wide CRC-32 option while at least one thread is in the context."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,11 +154,11 @@ _checksums = _Checksums()
 
 
 def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, with the CRC-32s by which damage is found."""
+    """Writes a checkpoint with CRC-32s, so that loading detects damaged files."""
     for key in contents["values"]:
         if type(key) is not str:
             raise ValueError(
-                f"save_checkpoint: expected values to have strings as keys, got {key!r}. Save "
+                f"save_checkpoint: expected values to have strings as keys, got {key!r}. Use "
                 "str(key)."
             )
     plain = plain_values(contents, "save_checkpoint: expected the checkpoint")
@@ -165,22 +168,22 @@ def write_checkpoint(path: StrPath, contents: Mapping[str, Any]) -> None:
 
 def _save(plain: Any, file: _Drain) -> None:
     try:
-        torch.save(plain, file)  # type: ignore[arg-type]  # torch.save calls write() alone
-    except (KeyError, RuntimeError) as error:  # a dtype that torch.save does not know
-        if type(error) not in (KeyError, RuntimeError):  # out of memory
+        torch.save(plain, file)  # type: ignore[arg-type]  # torch.save only calls write()
+    except (KeyError, RuntimeError) as error:  # a dtype that torch.save does not support
+        if type(error) not in (KeyError, RuntimeError):  # a subclass, such as OutOfMemoryError
             raise
         if error.__context__ is not None and not isinstance(error.__context__, Exception):
-            raise error.__context__ from None  # an interrupt, of which torch says something else
+            raise error.__context__ from None  # an interrupt that torch replaced with RuntimeError
         raise ValueError(
-            f"save_checkpoint: expected tensors that torch.save writes, got: {error}"
+            f"save_checkpoint: expected tensors that torch.save supports, got: {error}"
         ) from error
 
 
 def _permissions(path: StrPath, target: str, caller: str) -> int | None:
-    """Returns the permissions of the file to replace, None for a new one."""
+    """Returns the permissions of the file to replace, or None if there is no such file."""
     try:
         mode = os.stat(target).st_mode
-    except OSError:  # creating the file beside it says what is wrong
+    except OSError:  # if the path is invalid, creating the temporary file raises a clear error
         return None
     if not stat.S_ISREG(mode):
         got = (
@@ -192,9 +195,9 @@ def _permissions(path: StrPath, target: str, caller: str) -> int | None:
 
 @contextmanager
 def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
-    """Yields a file to write, which replaces `path` in one step when its bytes are on the disk.
+    """Yields a temporary file, which atomically replaces `path` once its bytes are on the disk.
 
-    Of a symbolic link, the file that it points to is replaced. Errors name `caller`.
+    If `path` is a symbolic link, the link's target is replaced. Errors name `caller`.
     """
     target = os.path.realpath(path)
     permissions = _permissions(path, target, caller)
@@ -203,7 +206,7 @@ def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
     try:
         with open(temporary, "xb") as file:
             if permissions is not None:
-                with suppress(OSError):  # of file systems without permissions
+                with suppress(OSError):  # some file systems have no permissions
                     os.fchmod(file.fileno(), permissions)
             drain = _Drain(file)
             yield drain
@@ -219,16 +222,13 @@ def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
         if isinstance(error, OSError) and error.errno is not None:
             reason = os.strerror(error.errno)
             if is_complete and error.errno == errno.ENOENT:
-                reason = (
-                    "another program, as a save into the same folder does, has removed "
-                    f"{temporary} meanwhile"
-                )
+                reason = f"another program has removed {temporary}"
             raise OSError(
                 error.errno,
                 f"{caller}: could not write {target}: {reason}. The file is as it was.",
             ) from error
         raise
-    # The file is in place: what a folder refuses, such as reading it, is no error any more.
+    # The file is in place already, so failing to sync its folder is not an error.
     with suppress(OSError):
         folder = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
         try:
@@ -238,11 +238,8 @@ def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
 
 
 def read_checkpoint(path: StrPath, where: str) -> tuple[dict[str, Any], str]:
-    """Returns the contents of a file of save_checkpoint, with tensors on the CPU, and its digest.
-
-    The digest is another one for another file.
-    """
-    with _opened(path, where) as file:  # once: the file may be replaced at any time
+    """Returns a checkpoint's contents, with tensors on the CPU, and a digest of the file."""
+    with _opened(path, where) as file:  # opened only once, because the file may be replaced
         contents, digest = _read(file, where)
         return _checked_contents(contents, where), digest
 
@@ -252,7 +249,7 @@ def _opened(path: StrPath, where: str) -> BinaryIO:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             raise ValueError(f"{where} to be a file, got a folder. Name the file in it.")
-        if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
+        if not stat.S_ISREG(mode):  # opening a pipe would block until there is a writer
             raise ValueError(f"{where} to be a file, got a pipe or device. Name a file.")
         return open(path, "rb")
     except OSError as error:
@@ -265,7 +262,7 @@ def _unreadable(path: StrPath, error: OSError) -> OSError:
 
 
 def _marked_as_folder(container: zipfile.ZipFile) -> str | None:
-    """Returns an entry that one bit says is a folder: torch reads memory without values there."""
+    """Returns an entry that is marked as a folder, for which torch would return garbage values."""
     marked = (
         entry.filename
         for entry in container.infolist()
@@ -275,21 +272,21 @@ def _marked_as_folder(container: zipfile.ZipFile) -> str | None:
 
 
 def _read(file: BinaryIO, where: str) -> tuple[Any, str]:
-    """Returns what torch.save wrote, with tensors on the CPU, and a digest of the file."""
+    """Returns the unpickled contents, with tensors on the CPU, and a digest of the file."""
     with _reading(file, where), zipfile.ZipFile(file) as container:
         entries = container.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed, which torch.save does not do")
-        # torch's reader does not compare CRC-32s.
+        # torch's reader does not check CRC-32s, but testzip() does.
         damaged = _marked_as_folder(container) or container.testzip()
-        # torch's reader looks for it by any case, and a file may have two of a name.
+        # torch's reader ignores the case of "data.pkl", and names may occur twice.
         pickles = [entry for entry in entries if entry.filename.lower().endswith("data.pkl")]
         plain = [container.read(entry) for entry in pickles] if damaged is None else []
         listed = [(entry.filename, entry.file_size, entry.CRC) for entry in entries]
     if damaged is not None:
         raise ValueError(
-            f"{where} to have the bytes that were written, got others in {shown(damaged)}. Load an "
-            "older checkpoint: this one is damaged."
+            f"{where} to be intact, got a file with damaged bytes in {shown(damaged)}. Load an "
+            "older checkpoint."
         )
     for record in plain:
         _C.check_pickle(record, where)
@@ -301,24 +298,24 @@ def _read(file: BinaryIO, where: str) -> tuple[Any, str]:
 
 @contextmanager
 def _reading(file: BinaryIO, where: str) -> Iterator[None]:
-    """Says of errors of zipfile and torch whether the file is damaged or cannot be read."""
+    """Converts errors from zipfile and torch to ValueError (damaged) or OSError (unreadable)."""
     try:
         yield
-    except Exception as error:  # any, for a damaged file
-        # Places that a damaged file names may be none.
+    except Exception as error:  # a damaged file may raise any type
+        # Seeking to an offset from a damaged file raises OSError with EINVAL or without errno.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise _unreadable(file.name, error) from error
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise
         raise ValueError(
-            f"{where} to be a whole file of save_checkpoint, got a truncated or damaged one or one "
-            f"of another kind: {str(error).partition(chr(10))[0][:100]}. Load an older checkpoint; "
-            "read other files with torch.load() or load_weights()."
+            f"{where} to be a whole file of save_checkpoint, got a file that is truncated, "
+            f"damaged or of another format: {str(error).partition(chr(10))[0][:100]}. Load an "
+            "older checkpoint. Read other formats with torch.load() or load_weights()."
         ) from error
 
 
 def _checked_contents(contents: Any, where: str) -> dict[str, Any]:
-    """Returns the contents, after checking that they are those of save_checkpoint."""
+    """Returns the contents after checking that save_checkpoint wrote the file."""
     if not isinstance(contents, dict) or not isinstance(contents.get("torchfuse"), dict):
         got = (
             shown(sorted(map(str, contents)))
@@ -326,8 +323,8 @@ def _checked_contents(contents: Any, where: str) -> dict[str, Any]:
             else type(contents).__name__
         )
         raise ValueError(
-            f"{where} to be a file of save_checkpoint, got one that holds {got}. Read files of "
-            "others with torch.load(), and pass what they hold to load_state_dict()."
+            f"{where} to be a file of save_checkpoint, got a file that contains {got}. Read other "
+            "files with torch.load() and pass the state dicts to load_state_dict()."
         )
     version = contents["torchfuse"].get("format")
     if type(version) is not int or version != FORMAT:

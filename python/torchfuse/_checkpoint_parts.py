@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The objects of a checkpoint: their classes, and loading that can be taken back."""
+"""Checks the objects that a checkpoint saves, and loads them so that a failure can be undone."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from torchfuse.resumable_sampler import ResumableSampler
 
 
 class Stateful(Protocol):
-    """An object that a checkpoint can hold."""
+    """An object that can be saved in a checkpoint."""
 
     def state_dict(self) -> Any:
-        """Returns the state: plain values and tensors."""
+        """Returns the state as plain values and tensors."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Loads the state: all of it or, after an exception, nothing."""
+        """Loads the state."""
 
 
 # --- Classes --------------------------------------------------------------------------------------
 
 
 def class_name(part: Any) -> str | None:
-    """Returns the class that a file names: of ours or torch's, the nearest of an object's bases."""
+    """Returns the name of the object's nearest base class from torchfuse or torch, or None."""
     if isinstance(part, LARC) or is_zero(part):
         return class_name(part.optim)
     if not isinstance(part, LRScheduler | Optimizer):
@@ -48,23 +48,23 @@ def class_name(part: Any) -> str | None:
 
 
 def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
-    """Checks that a part is of the class that the file names, if it names one."""
+    """Raises ValueError if the file states a different class for the part."""
     own = class_name(part)
     written = saved.get(name) if isinstance(saved, Mapping) else None
     if None not in (own, written) and own != written:
         other = shown(written).strip("'")
         raise ValueError(
-            f"{where} to hold the state of {own} as {name!r}, got that of {other}. Load it into a "
-            f"{other}, or leave {name!r} out and begin with a fresh {own}."
+            f"{where} to hold the state of {own} as {name!r}, got that of {other}. Pass a {other}, "
+            f"or omit {name!r} and start with a new {own}."
         )
 
 
 def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
     """Checks that the optimizer of each scheduler is among the parts.
 
-    With the epoch of a scheduler and other rates than its optimizer had, a run would go on with
-    wrong rates. Any other object may hold the scheduler's optimizer, as FP16_Optimizer and
-    accelerate's optimizers do: nothing is checked then.
+    A scheduler that is resumed without its optimizer continues with wrong learning rates. If any
+    part is of an unknown class, nothing is checked: it may be a wrapper that contains the
+    scheduler's optimizer, such as FP16_Optimizer or an optimizer from accelerate.
     """
     inner: list[Any] = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
     optimizers = [part.optim if is_zero(part) else part for part in inner]
@@ -86,7 +86,7 @@ def _is_known(kind: type) -> bool:
 
 
 def _is_optimizer(part: Any) -> bool:
-    """Whether a part is an optimizer of ours or torch's, and not a wrapper of one."""
+    """Whether a part is an optimizer from torchfuse or torch.optim, and not a wrapper of one."""
     inner = part.optim if is_zero(part) else part
     return isinstance(inner, FusedOptimizer) or (
         isinstance(inner, Optimizer) and _is_known(type(inner))
@@ -94,13 +94,13 @@ def _is_optimizer(part: Any) -> bool:
 
 
 def _compiled_modules() -> tuple[type, ...]:
-    """Returns the class that torch.compile(module) returns, if anything was compiled."""
+    """Returns the class of torch.compile(module)'s result, or () if nothing was compiled."""
     found = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     return () if found is None else (found,)
 
 
 def unwrapped(part: Any) -> Any:
-    """Returns the module in DistributedDataParallel and torch.compile, and anything else as is."""
+    """Removes DistributedDataParallel and torch.compile wrappers; returns other objects as is."""
     while isinstance(part, nn.Module):
         if isinstance(part, nn.parallel.DistributedDataParallel | DistributedDataParallel):
             part = part.module
@@ -115,7 +115,7 @@ def unwrapped(part: Any) -> Any:
 
 
 def _own_names(model: nn.Module) -> dict[str, str]:
-    """Returns the names in a model's state dict, by those without what torch.compile adds."""
+    """Maps each state dict name without torch.compile's "_orig_mod." to the model's actual name."""
     prefixes = [
         f"{name}._orig_mod."
         for name, module in model.named_modules(remove_duplicate=False)
@@ -124,10 +124,10 @@ def _own_names(model: nn.Module) -> dict[str, str]:
     names = {}
     for name in model.state_dict():
         plain = name
-        if not isinstance(name, str):  # of a state_dict() of the program's own
+        if not isinstance(name, str):  # from a user-defined state_dict()
             names[name] = name
             continue
-        for prefix in reversed(prefixes):  # inner ones first
+        for prefix in reversed(prefixes):  # nested modules first
             if plain.startswith(prefix):
                 plain = prefix.removesuffix("_orig_mod.") + plain.removeprefix(prefix)
         names[plain] = name
@@ -135,7 +135,7 @@ def _own_names(model: nn.Module) -> dict[str, str]:
 
 
 def state_of(part: Stateful) -> Any:
-    """Returns a part's state dict; of a model, under the names that it has when not compiled."""
+    """Returns a part's state dict; for a model, with the names of the model before compilation."""
     state = part.state_dict()
     if not isinstance(part, nn.Module):
         return state
@@ -143,7 +143,7 @@ def state_of(part: Stateful) -> Any:
 
 
 def in_own_names(model: nn.Module, saved: Any) -> Any:
-    """Returns a model's saved state under the names that the model has."""
+    """Returns a saved model state with its keys changed to the model's names."""
     if not isinstance(saved, Mapping):
         return saved
     own = _own_names(model)
@@ -156,7 +156,7 @@ def in_own_names(model: nn.Module, saved: Any) -> Any:
 
 
 def check_model(model: nn.Module, saved: Any, where: str) -> None:
-    """Checks names, shapes and kinds; the program's own modules may refuse more."""
+    """Checks the names and shapes in a saved model state, and whether tensors are real."""
     own = model.state_dict()
     if not isinstance(saved, Mapping):
         raise ValueError(f"{where} to be a dict, got {type(saved).__name__}.")
@@ -175,20 +175,24 @@ def check_model(model: nn.Module, saved: Any, where: str) -> None:
 
 
 def _check_target(value: Tensor, where: str) -> None:
-    """Checks that a tensor of a model can be written."""
+    """Checks that a model's tensor can be overwritten."""
     if is_lazy(value):
-        raise ValueError(f"{where} with a shape, got a lazy one. Run the model once.")
+        raise ValueError(f"{where} with a shape, got a lazy parameter. Run the model once.")
     if value.is_meta:
-        raise ValueError(f"{where} with memory, got one on meta. Call model.to_empty(device=...).")
+        raise ValueError(
+            f"{where} with memory, got a meta tensor. Call model.to_empty(device=...)."
+        )
     if value.is_inference():
         raise ValueError(
-            f"{where} that was made outside of inference mode, got one of it. Build the model "
-            "outside."
+            f"{where} that was created outside of inference mode, got an inference tensor. Build "
+            "the model outside of inference mode."
         )
     if any(
         size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)
     ):
-        raise ValueError(f"{where} with memory for each element, got an expanded one. Clone it.")
+        raise ValueError(
+            f"{where} with memory for each element, got an expanded tensor. Clone the tensor."
+        )
 
 
 def _check_tensor(value: Tensor, saved: Any, where: str) -> None:
@@ -203,7 +207,10 @@ def _check_tensor(value: Tensor, saved: Any, where: str) -> None:
 
 
 def _kept_model(model: nn.Module) -> Callable[[], None]:
-    """Copies a model's state to the CPU and returns what puts it back without the model's code."""
+    """Copies a model's state to the CPU and returns a function that restores the state.
+
+    The function does not call the model's load_state_dict(), which may be user-defined and fail.
+    """
     kept = {
         name: value.detach().to("cpu", copy=True)
         if isinstance(value, Tensor)
@@ -223,25 +230,25 @@ def _kept_model(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-# --- States that processes share ------------------------------------------------------------------
+# --- Sharded states -------------------------------------------------------------------------------
 
 
 def _inner(part: Any) -> Any:
-    """Returns the optimizer in LARC, and anything else as is."""
+    """Returns LARC's wrapped optimizer, and any other object as is."""
     return part.optim if isinstance(part, LARC) else part
 
 
 def _zeros(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
-    """Yields the ZeroRedundancyOptimizers among the parts, also those inside LARC."""
+    """Yields each ZeroRedundancyOptimizer among the parts, with or without LARC around it."""
     for name, part in parts.items():
         if is_zero(inner := _inner(part)):
             yield name, inner
 
 
 def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> None:
-    """Checks that `group` can save the parts whose states processes share.
+    """Checks that one file from `group` can contain the complete state of every part.
 
-    Of a pipeline's stages, which have other parameters in each process, rank 0 would save its own.
+    Pipeline stages have different parameters in each process, but rank 0 only saves its own.
     """
     for name, zero in _zeros(parts):
         check_group(zero, name, group)
@@ -250,14 +257,14 @@ def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> N
         inner = _inner(part)
         if isinstance(inner, FusedOptimizer) and inner.norm_groups.ranks & ranks:
             raise ValueError(
-                f"save_checkpoint: expected the processes of group to have the same parameters, "
-                f"got norm_groups of {name!r} with other ranks of it, as stages of a pipeline "
-                "have. Save a file for each stage, with a group of the ranks that have the same."
+                f"save_checkpoint: expected all ranks of group to have the same parameters, got "
+                f"{name!r} with norm_groups that contain other ranks of group, as for pipeline "
+                "stages. Save one file for each stage, with a group of the stage's ranks."
             )
 
 
 def gathered_states(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> dict[str, Any]:
-    """Returns whole states of the parts whose states processes share, on rank 0; a collective."""
+    """Gathers the full states of sharded parts on rank 0; a collective."""
     states = {name: gathered_state(zero, group) for name, zero in _zeros(parts)}
     return {name: state for name, state in states.items() if state is not None}
 
@@ -266,20 +273,21 @@ def gathered_states(parts: Mapping[str, Stateful], group: ProcessGroup | None) -
 
 
 def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
-    """Loads a part and returns what restores it; after an error it is restored.
+    """Loads a part and returns a function that restores the part's previous state.
 
-    `refused` begins the message for a state that the part refuses.
+    If the part's load_state_dict() raises, the previous state is restored, and the error's message
+    begins with `refused`.
     """
     restore = _kept(part)
     try:
         _load(part, saved)
     except Exception as error:
-        # A KeyError says the key alone.
+        # The text of a KeyError is only the key.
         said = f"it lacks the key {error}" if isinstance(error, KeyError) else error
         message = f"{refused}: {said}"
         try:
             restore()
-        except Exception as second:  # the part refuses its own state too
+        except Exception as second:  # load_state_dict() also raises for the part's own state
             message = f"{message} It could not be restored: {second}"
         raise ValueError(message) from error
     return restore
@@ -295,7 +303,7 @@ def _load(part: Any, saved: Any) -> None:
 
 
 def _with_counters(scheduler: LRScheduler, saved: Any) -> Any:
-    """Returns a scheduler's state with Counters where C++, which has none, wrote plain dicts."""
+    """Converts dicts in a scheduler's state to Counters where needed: C++ writes plain dicts."""
     if not isinstance(saved, Mapping):
         return saved
     state = dict(saved)
@@ -310,10 +318,10 @@ def _with_counters(scheduler: LRScheduler, saved: Any) -> Any:
 
 
 def _kept(part: Any) -> Callable[[], None]:
-    """Returns what restores a part.
+    """Returns a function that restores a part.
 
-    Loading the state from before is not enough where loading keeps what a state lacks: fused
-    optimizers keep averages and masters, and schedulers all attributes.
+    Loading the previous state_dict() would not be enough, because loading keeps what the state dict
+    lacks: averages and masters in fused optimizers, and attributes of schedulers.
     """
     if isinstance(part, nn.Module):
         return _kept_model(part)
@@ -325,7 +333,7 @@ def _kept(part: Any) -> Callable[[], None]:
         return part.keep()
     load = getattr(part.load_state_dict, "__func__", None)
     if load in (Optimizer.load_state_dict, FusedOptimizer.load_state_dict):
-        # Optimizers replace their states and groups and do not write to the old ones.
+        # Loading replaces the optimizer's states and groups, so references to the old ones suffice.
         own = {key: getattr(part, key) for key in ("defaults", "state", "param_groups")}
         return lambda: part.__setstate__(own)
     before = part.state_dict()
@@ -343,7 +351,7 @@ def _kept(part: Any) -> Callable[[], None]:
 
 
 def _schedulers(part: Any) -> Iterator[LRScheduler]:
-    """Yields a scheduler and those inside it."""
+    """Yields a scheduler and all schedulers nested inside it."""
     if isinstance(part, LRScheduler):
         yield part
         for inside in getattr(part, "_schedulers", ()):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch's ZeroRedundancyOptimizer in checkpoints: states gathered to save, and each rank's loaded.
+"""Saves and loads torch's ZeroRedundancyOptimizer in checkpoints.
 
-Its own load_state_dict() stores tensors without checks and keeps a second copy of the states. Here
-the local optimizer on each rank loads its own parameters' states, all of them or none.
+Saving gathers all states on one rank. In loading, each rank's local optimizer loads its parameters'
+states, either all or none. ZeroRedundancyOptimizer.load_state_dict() is not used because it stores
+tensors without checks and keeps a second copy of the states.
 """
 
 from __future__ import annotations
@@ -24,31 +25,32 @@ _NAME = "ZeroRedundancyOptimizer"
 
 
 def is_zero(part: Any) -> bool:
-    """Whether `part` is a ZeroRedundancyOptimizer, whose package is not imported for it."""
+    """Whether `part` is a ZeroRedundancyOptimizer; does not import torch.distributed.optim."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     return module is not None and isinstance(part, module.ZeroRedundancyOptimizer)
 
 
 def check_group(zero: ZeroRedundancyOptimizer, name: str, group: ProcessGroup | None) -> None:
-    """Checks that all ranks of a ZeroRedundancyOptimizer save together."""
+    """Checks that `group` contains all ranks of a ZeroRedundancyOptimizer."""
     ranks = set(get_process_group_ranks(zero.process_group))
     if not ranks <= ({get_rank()} if group is None else set(get_process_group_ranks(group))):
         raise ValueError(
             f"save_checkpoint: expected group to contain the {len(ranks)} ranks that share the "
             f"states of {name!r}, a {_NAME}, got "
-            f"{'None' if group is None else 'another group'}. Make the call on all of them, with "
-            "group=."
+            f"{'None' if group is None else 'another group'}. Call save_checkpoint(..., group=...) "
+            "on all of these ranks."
         )
-    # Refused here on all ranks: an exception within the gather would leave the others waiting.
+    # If state_dict() raises, it must raise here, on all ranks: within the gather, an exception on
+    # one rank would leave the other ranks waiting.
     zero.optim.state_dict()
 
 
 def gathered_state(
     zero: ZeroRedundancyOptimizer, group: ProcessGroup | None
 ) -> dict[str, Any] | None:
-    """Gathers the whole state dict on rank 0 of a group, on the CPU; None on other ranks.
+    """Gathers the full state dict on the group's rank 0, on the CPU; returns None elsewhere.
 
-    All ranks of the optimizer make the call, after check_group().
+    A collective for all ranks of the optimizer, after check_group().
     """
     ranks = get_process_group_ranks(zero.process_group)
     saver = get_rank() if group is None else get_process_group_ranks(group)[0]
@@ -58,12 +60,12 @@ def gathered_state(
     whole: dict[str, Any] = zero.state_dict()
     options = _step_options(zero)
     whole["param_groups"] = [{**group, **options} for group in whole["param_groups"]]
-    vars(zero)["_all_state_dicts"].clear()  # of the other ranks, which would stay in memory
+    vars(zero)["_all_state_dicts"].clear()  # frees the gathered states of the other ranks
     return whole
 
 
 def _step_options(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
-    """Returns the options of the local optimizer's step, which its groups do not hold."""
+    """Returns the local optimizer's step options, which param_groups do not contain."""
     local: Any = zero.optim
     if not isinstance(local, FusedOptimizer):
         return {}
@@ -71,7 +73,7 @@ def _step_options(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
 
 
 def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:
-    """Loads this rank's states and all options of a whole state dict: all of it or nothing."""
+    """Loads this rank's states and all options from a full state dict, or raises and loads none."""
     check_structure(f"{_NAME}.load_state_dict: expected", zero.param_groups, saved)
     local: dict[str, Any] = {"state": {}, "param_groups": []}
     for group, own, of_file in zip(
@@ -86,14 +88,15 @@ def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:
     options = _step_options(zero)
     for group, own in zip(zero.param_groups, zero.optim.param_groups, strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
-        # Those that were arguments of the ZeroRedundancyOptimizer: it copies its groups' values.
+        # Options that were passed to the ZeroRedundancyOptimizer are in its groups too, and its
+        # step() copies the groups' values to the local optimizer.
         group.update({key: value for key, value in options.items() if key in group})
 
 
 def kept_zero(
     zero: ZeroRedundancyOptimizer, kept: Callable[[Optimizer], Callable[[], None]]
 ) -> Callable[[], None]:
-    """Returns what restores a ZeroRedundancyOptimizer; `kept`, that of its local optimizer."""
+    """Returns a function that restores `zero`; `kept` returns one for the local optimizer."""
     restore_local = kept(zero.optim)
     options = [dict(group) for group in zero.param_groups]
 

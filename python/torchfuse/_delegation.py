@@ -7,7 +7,7 @@ from typing import Any
 
 
 def attribute_of(part: str, name: str, doc: str | None = None) -> Any:
-    """A property that reads and sets the attribute `name` of `self.<part>`."""
+    """Returns a property that gets and sets the attribute `name` on `self.<part>`."""
 
     def get(self: object) -> Any:
         return getattr(getattr(self, part), name)

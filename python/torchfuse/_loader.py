@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Loads the native library that was built for the installed torch and this Python.
 
-torch's C++ interface changes between minor versions; a library built with another minor version
-fails with an undefined symbol, or later. A package that was built from source holds one build, for
-the torch that was there. A wheel holds one for each torch, in `shims/torch2.11-cu13` or
-`shims/torch2.11-cpu`, around one library of kernels. Every build records its versions in
-build_info.json, which can be read without loading a library.
+torch's C++ interface changes between minor versions. A library that was built with a different
+minor version fails when it is loaded, with an undefined symbol, or later. A package that was built
+from source contains one build, for the torch that was installed at build time. A wheel contains one
+build for each torch, in folders such as `shims/torch2.11-cu13` and `shims/torch2.11-cpu`, and one
+kernel library for all builds. Every build records the versions in build_info.json, which is read
+before any library is loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent
 
-# pip caches wheels that it built from an sdist or a git URL, whatever torch they were built with.
-# Without --no-deps it would replace torch as well.
+# pip caches wheels that were built from an sdist or a git URL, regardless of torch's version.
+# Without --no-deps, --force-reinstall would replace torch as well.
 _REBUILD = (
     "Build torchfuse again in this environment, from its checkout or with its URL in place of the "
     "dot: pip install --no-cache-dir --force-reinstall --no-deps ."
@@ -34,7 +35,7 @@ cmake_prefix_path: str = str(_PACKAGE)
 
 @functools.cache
 def _builds() -> dict[Path, dict[str, Any]]:
-    """Returns the folder of each build in the package, and what it recorded."""
+    """Returns the parsed build_info.json of each build in the package, by the build's folder."""
     shims = sorted(_PACKAGE.glob("shims/torch*/build_info.json"))
     try:
         return {
@@ -58,18 +59,19 @@ def _minor(full_version: str) -> str:
 
 
 def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Path:
-    """Returns the folder of the build for a torch.
+    """Returns the folder of the build for the given torch.
 
     Args:
         installed: version of torch.
-        cuda: version of CUDA that it was built with, or None.
-        hip: version of ROCm, or None.
+        cuda: CUDA version that torch was built with, or None.
+        hip: ROCm version that torch was built with, or None.
 
     Raises:
-        ImportError: for a minor version of torch, or a CUDA, that nothing here was built with.
+        ImportError: if no build fits torch's minor version, or torch's CUDA when there is no CPU
+            build.
 
     Warns:
-        UserWarning: for a torch for another CUDA or for ROCm, which gets the CPU's build.
+        UserWarning: if the CPU build is chosen because torch is for a different CUDA or for ROCm.
     """
     builds = _builds()
     minors = sorted({_minor(info["torch"]) for info in builds.values()}, key=lambda m: int(m[2:]))
@@ -93,7 +95,7 @@ def choose_build(installed: str, cuda: str | None, hip: str | None = None) -> Pa
     if "" not in majors:
         raise ImportError(f"{expected}. {_REBUILD}")
     if wanted:  # a wheel without CUDA was made for the CPU
-        warnings.warn(f"{expected}: only its CPU kernels are there. {_REBUILD}", stacklevel=2)
+        warnings.warn(f"{expected}: only CPU kernels are available. {_REBUILD}", stacklevel=2)
     return majors[""]
 
 
@@ -107,7 +109,7 @@ def build_folder() -> Path:
         if error.name != "torch":
             raise
         missing = error
-    # Of a torch that was removed, a folder may be left, which Python takes for a package.
+    # After torch was uninstalled, a leftover folder may be imported as a namespace package.
     if missing is not None or not hasattr(torch, "__version__"):
         minors = [_minor(info["torch"]) for info in _builds().values()]
         raise ImportError(
@@ -118,14 +120,14 @@ def build_folder() -> Path:
 
 
 def recorded_build() -> dict[str, Any]:
-    """Returns what the build for the installed torch recorded."""
+    """Returns the parsed build_info.json for the installed torch."""
     builds = _builds()
-    # A single one says so without torch too.
+    # If there is only one build, torch is not needed to choose it.
     return next(iter(builds.values())) if len(builds) == 1 else builds[build_folder()]
 
 
 def _check_python(folder: Path) -> None:
-    """Raises ImportError if the build has no module for this Python."""
+    """Raises ImportError if the build contains no extension module for this Python."""
     there = {path.name.removeprefix("_C") for path in folder.glob("_C.*.so")}
     if there and not there.intersection(EXTENSION_SUFFIXES):
         known = ", ".join(f"3.{tag[1:]}" for tag in sorted(name.split("-")[1] for name in there))
@@ -149,8 +151,8 @@ def load() -> None:
         importlib.import_module("torchfuse._C")
     except ImportError as error:
         wheel = (
-            "Install its wheel again: pip install --force-reinstall --no-deps WHEEL. For a torch "
-            "that is no release, build torchfuse from its checkout"
+            "Reinstall the wheel: pip install --force-reinstall --no-deps WHEEL. For an unreleased "
+            "torch, build torchfuse from source"
         )
         raise ImportError(
             f"torchfuse: expected its native library to load with torch {torch.__version__}, "
@@ -160,7 +162,7 @@ def load() -> None:
 
 def runs_as_program() -> bool:
     """Whether this process is `python -m torchfuse`, which reports a library that fails to load."""
-    # While python imports the package to find __main__, argv[0] is still the option.
+    # While Python imports the package to find __main__, argv[0] is still "-m".
     return sys.argv[:1] == ["-m"] and ["-m", "torchfuse"] in [
         sys.orig_argv[index : index + 2] for index in range(len(sys.orig_argv))
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Values in messages: of a long or deep one, its beginning."""
+"""Formats values for messages, truncating long and deeply nested values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 200
 
 class _Shown(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
-        if isinstance(x, Tensor) and x.numel() > 8:  # repr of an expanded one has no bound
+        if isinstance(x, Tensor) and x.numel() > 8:
             return f"a {x.dtype} tensor of shape {list(x.shape)}"
         return super().repr_instance(x, level)
 
@@ -25,6 +25,6 @@ _repr.maxdict = _repr.maxlist = _repr.maxtuple = 12
 
 
 def shown(value: Any) -> str:
-    """Returns the repr of a value that may come from a file, of at most 200 characters."""
+    """Returns a value's repr, cut after 200 characters because values may come from files."""
     text = _repr.repr(value)
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."

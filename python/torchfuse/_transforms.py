@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether a call is one that torch's own operators have to serve."""
+"""Detects calls that must run torch's own operators instead of torchfuse's."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch.fx import Proxy
 
 
 def is_symbolic(*inputs: Tensor | None) -> bool:
-    """Whether an input is a Proxy, by which torch.fx.symbolic_trace() records a module."""
+    """Whether torch.fx.symbolic_trace() is recording, so that an input is a Proxy."""
     return any(isinstance(value, Proxy) for value in inputs)
 
 
 def makes_program() -> bool:
-    """Whether torch.jit.trace(), torch.export or an exporter to ONNX makes a program of the call.
+    """Whether torch.jit.trace(), torch.export or an ONNX exporter is recording a program.
 
-    The program is to run without torchfuse.
+    The recorded program must run without torchfuse.
     """
-    # torch.compile takes is_exporting() for true, and reads this as it is.
+    # torch.compile assumes that is_exporting() is True, but reads the flag's actual value.
     exports: bool = torch.compiler._is_exporting_flag
     return exports or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether torch.func or forward-mode differentiation is active; the ops support neither."""
+    """Whether torch.func or forward-mode AD is active; torchfuse's ops support neither."""
     if torch._C._are_functorch_transforms_active():
         return True
     if forward_ad._current_level < 0:
@@ -37,5 +37,5 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def needs_torch(*tensors: Tensor | None) -> bool:
-    """Whether the call makes a program or is transformed."""
+    """Whether makes_program() or is_transformed() is true, so that torch's operators must run."""
     return makes_program() or is_transformed(*tensors)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One file with everything that a run continues from, for Python and C++.
+"""Saves and loads the complete state of a training run in one file, for Python and C++.
 
 Note [What a checkpoint file is]
-A file of torch.save that holds plain dicts, lists, tuples, strings, numbers and tensors only, so
-that ``torch.load(path, weights_only=True)`` opens it and C++ reads it without running anything.
+A checkpoint file is written by torch.save. The file contains only plain dicts, lists, tuples,
+strings, numbers and tensors, so ``torch.load(path, weights_only=True)`` opens the file, and C++
+reads it without executing code.
 """
 
 from __future__ import annotations
@@ -45,31 +46,38 @@ def save_checkpoint(
     group: ProcessGroup | None = None,
     **parts: Stateful,
 ) -> None:
-    """Saves objects and values in one file, which is replaced in one step.
+    """Saves objects and values in one file, and replaces an existing file atomically.
 
-    ``torch.load(path, weights_only=True)`` opens the file as a dict: each part's ``state_dict()``
-    under its name, ``"values"``, ``"rng"`` if asked for, and ``"torchfuse"``. C++'s
-    ``torchfuse::load_checkpoint`` reads it too. The bytes are on the disk before `path` is
-    replaced: whenever the process or the machine stops, `path` is the old file or the new one. A
-    process that is killed may leave ``path.tmp-<digits>`` behind.
+    ``torch.load(path, weights_only=True)`` returns a dict with each object's ``state_dict()`` under
+    the object's name, and with the keys ``"values"``, ``"torchfuse"`` and, if requested, ``"rng"``.
+    ``torchfuse::load_checkpoint`` reads the file in C++.
+
+    All data is on the disk before `path` is replaced. So after an error or a crash at any moment,
+    `path` is either the complete old file or the complete new file. A killed process may leave a
+    file ``path.tmp-<digits>`` behind.
 
     Args:
-        path: file to write or replace; of a symbolic link, the file that it points to.
-        values: values of your own by name: None, bools, numbers, strings, tensors, and tuples,
-            lists and dicts of them. Numbers of NumPy become Python's.
-        rng: save the states of torch's default generators, of the CPU and of every CUDA device.
-        group: process group. Rank 0 saves, with the generators' states of all ranks; all ranks
-            must make the same call, and get the same error if it fails. A ZeroRedundancyOptimizer
-            needs it: its states are gathered on rank 0, on the CPU.
-        **parts: models, optimizers, scalers, schedulers, samplers: objects with ``state_dict()``,
-            under names of your choice. C++ uses "model", "optimizer", "scaler", "scheduler" and
-            "sampler". What DistributedDataParallel or torch.compile wrapped is saved without.
+        path (str | os.PathLike): File to write or replace. A symbolic link is followed.
+        values (Mapping[str, Any] | None, default None): Named values to save: None, bools, numbers,
+            strings, tensors, and tuples, lists and dicts of these types. NumPy scalars are
+            converted to Python numbers.
+        rng (bool, default False): Save the states of torch's default generators, for the CPU and
+            for every CUDA device.
+        group (torch.distributed.ProcessGroup | None, default None): All ranks in the group must
+            make the same call. Rank 0 writes the file, with the generator states of all ranks. If
+            the call fails, all ranks raise the same error. A ZeroRedundancyOptimizer requires a
+            group: its states are gathered on rank 0, on the CPU.
+        **parts: Models, optimizers, scalers, schedulers, samplers and other objects with
+            ``state_dict()``, under names that you choose. C++ uses the names "model", "optimizer",
+            "scaler", "scheduler" and "sampler". Wrappers from DistributedDataParallel and
+            torch.compile are removed.
 
     Raises:
-        ValueError: for a value that cannot be saved, naming its keys, for a scheduler of an
-            optimizer that is not saved, for a path that is neither a file nor a new name, and
-            for a ZeroRedundancyOptimizer whose ranks are not all in `group`.
-        OSError: if the file cannot be written. In all cases `path` is as it was.
+        ValueError: If a value cannot be saved (the message contains the value's keys), a
+            scheduler's optimizer is not saved, `path` is a folder, pipe or device, or `group` lacks
+            a rank of a ZeroRedundancyOptimizer.
+        TypeError: If a part has no ``state_dict()`` or `values` is not a mapping.
+        OSError: If the file cannot be written.
 
     Example:
         >>> import tempfile, torch, torchfuse
@@ -86,8 +94,8 @@ def save_checkpoint(
     own = _check_names("save_checkpoint", parts, rng)
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(
-            f"save_checkpoint: expected values to be a dict, got {type(values).__name__}. Give "
-            "each value a name."
+            f"save_checkpoint: expected values to be a dict, got {type(values).__name__}. Pass "
+            "values={name: value}."
         )
     generators = _gather(_generator_states(), group) if rng else None
     _together(lambda: check_shared(own, group), group)
@@ -121,26 +129,28 @@ def load_checkpoint(
     group: ProcessGroup | None = None,
     **parts: Stateful,
 ) -> dict[str, Any]:
-    """Loads what `save_checkpoint`, of Python or C++, saved: all of it or nothing.
+    """Loads a file that `save_checkpoint` wrote in Python or C++, either completely or not at all.
 
-    Models keep their dtypes and devices; values are converted. Parts of the file that are not
-    asked for are ignored. Until all is loaded, copies of the models' tensors are kept on the CPU.
+    Models keep their dtypes and devices; loaded values are converted. Entries in the file that are
+    not requested are ignored. During the call, a copy of the models' tensors is kept on the CPU.
 
     Args:
-        path: file to read.
-        rng: set the states of torch's default generators.
-        group: process group. Every rank loads, and gets the same error if one cannot.
-        **parts: the objects, under the names that they were saved with.
+        path (str | os.PathLike): File to read.
+        rng (bool, default False): Set the states of torch's default generators.
+        group (torch.distributed.ProcessGroup | None, default None): All ranks in the group must
+            make the same call, with the same file. If one rank fails, all ranks raise the same
+            error.
+        **parts: Objects to load, under the names that were used for saving.
 
     Returns:
-        The values of your own, with tensors on the CPU.
+        The dict that was saved as `values`, with tensors on the CPU.
 
     Raises:
-        ValueError: naming the file and the key, for a file that is damaged or of another kind, a
-            missing part, a scheduler of an optimizer that is not loaded, and names, shapes,
-            classes or options that do not fit, whatever object refuses them. All objects are as
-            they were.
-        OSError: if the file cannot be read.
+        ValueError: If the file is damaged or of another format, a part is missing, a scheduler's
+            optimizer is not loaded, or an object's names, shapes, class or options do not fit. The
+            message contains the file and the key, and all objects are unchanged.
+        TypeError: If a part has no ``load_state_dict()``.
+        OSError: If the file cannot be read.
 
     Example:
         >>> import tempfile, torch, torchfuse
@@ -179,13 +189,13 @@ def load_checkpoint(
             if isinstance(part, nn.Module):
                 contents[name] = in_own_names(part, contents[name])
                 check_model(part, contents[name], f"{where}'s {name!r}")
-        # Models last: they are the largest to keep a copy of.
+        # Models come last because their copies are the largest.
         for name in sorted(own, key=lambda name: isinstance(own[name], nn.Module)):
             refused = f"load_checkpoint: {os.fspath(path)}'s {name!r} does not fit"
             undo.callback(load_part(own[name], contents[name], refused))
         result.update(contents["values"])
 
-    # Tensors of inference mode could not be written in later steps.
+    # Later steps could not write to inference tensors.
     with torch.inference_mode(False), torch.no_grad(), ExitStack() as undo:
         _together(read, group)
         digests = _gather(digest, group)
@@ -208,11 +218,14 @@ def load_checkpoint(
 def _check_names(caller: str, parts: Mapping[str, Stateful], rng: bool) -> dict[str, Stateful]:
     for name, part in parts.items():
         if name in _RESERVED or (rng and name == "rng"):
-            raise ValueError(f"{caller}: expected another name than {name!r} for a part.")
+            raise ValueError(
+                f"{caller}: expected a part's name other than {name!r}, which is reserved. Rename "
+                "the part."
+            )
         if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
             remedy = {
                 "save_checkpoint": "Pass plain values in values={...}",
-                "load_checkpoint": "Plain values are returned, in a dict",
+                "load_checkpoint": "Plain values are returned as a dict",
             }[caller]
             raise TypeError(
                 f"{caller}: expected {name} to have state_dict() and load_state_dict(), got "
@@ -230,23 +243,23 @@ def _generator_states() -> dict[str, Any]:
 
 
 def _prepare_generators(saved: Any, group: ProcessGroup | None, where: str) -> Callable[[], None]:
-    """Checks the saved states and returns what sets them."""
+    """Checks the saved generator states and returns a function that sets them."""
     ranks = get_world_size(group) if group is not None else 1
     if not isinstance(saved, list) or len(saved) != ranks:
         got = len(saved) if isinstance(saved, list) else type(saved).__name__
         raise ValueError(
-            f"{where} to hold the states of {ranks} processes, got {got}. Pass group= as in "
-            "saving; load without rng in another number of processes."
+            f"{where} to hold the states of {ranks} processes, got {got}. Pass the same group= as "
+            "for saving, or rng=False if the number of processes has changed."
         )
     own = saved[_rank(group)]
     try:
         torch.Generator().set_state(own["cpu"])
-        # States of devices that are not here have nowhere to go.
+        # Saved states for devices that do not exist on this machine are ignored.
         states = list(own["cuda"])[: torch.cuda.device_count()]
         for device, state in enumerate(states):
             torch.Generator(f"cuda:{device}").set_state(state)
     except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{where} to hold states of generators, got: {error}") from error
+        raise ValueError(f"{where} to hold generator states, got: {error}") from error
 
     def change() -> None:
         torch.set_rng_state(own["cpu"])
@@ -272,11 +285,11 @@ def _gather(value: Any, group: ProcessGroup | None) -> list[Any]:
 
 
 def _nothing() -> None:
-    """What ranks other than 0 do while it saves, and what is done without generators."""
+    """Does nothing: for ranks other than 0 in saving, and for loading without generators."""
 
 
 def _together(action: Callable[[], None], group: ProcessGroup | None) -> None:
-    """Runs an action in every rank. If it fails in one, it fails in all, with the same message."""
+    """Runs an action on every rank; if one rank fails, all ranks raise the same message."""
     if group is None:
         action()
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Gradient clipping with the signatures of torch.nn.utils, in native code without host reads.
+"""Gradient clipping with torch.nn.utils' signatures, in native code without host reads.
 
-The lists below have an entry None for a parameter without a gradient, so that errors of the native
-functions name a parameter by its index.
+Gradient lists below contain None for each parameter without a gradient, so that the indices in
+errors from native code are parameter indices.
 """
 
 from __future__ import annotations
@@ -32,40 +32,46 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    r"""Scales the gradients of all parameters in place by one factor that limits their total norm.
+    r"""Scales all gradients in place by one factor, so that their total norm is at most `max_norm`.
 
     .. math::
         \mathrm{grad} \leftarrow \mathrm{grad} \cdot
         \min\left(1, \frac{\mathrm{max\_norm}}{\mathrm{norm} + 10^{-6}}\right)
 
-    Follows `torch.nn.utils.clip_grad_norm_`, and accepts fp32, fp16, bf16 and fp64 gradients on any
-    devices in one list. The 2-norm of fp32, fp16 and bf16 gradients is computed in one read, with
-    sums of squares that cannot overflow; other orders and fp64 gradients are computed by torch,
-    tensor by tensor, in fp32 for 16-bit gradients and otherwise in the gradient's dtype. The norm
-    of DTensors is that of the full tensors, with one collective for all that are sharded alike. An
-    optimizer of torchfuse with `max_grad_norm` clips inside its step, without a separate pass.
+    The formula, the signature and the defaults are from `torch.nn.utils.clip_grad_norm_`. One list
+    may contain fp32, fp16, bf16 and fp64 gradients on several devices.
+
+    The 2-norm of fp32, fp16 and bf16 gradients is computed in one pass, and the sum of squares
+    cannot overflow. torch computes other orders and the norms of fp64 gradients, tensor by tensor,
+    in fp32 for 16-bit gradients and otherwise in the gradient's dtype. For DTensors, the norm is
+    over the full tensors, with one collective for all DTensors that are sharded in the same way.
+
+    With `max_grad_norm`, a torchfuse optimizer clips inside the step, without a separate pass.
 
     Args:
-        parameters: a tensor or an iterable of tensors; those without a gradient are skipped.
-            Gradients may have any strides but must be dense (torch rejects sparse ones too).
-        max_norm: upper limit of the norm, at least 0; infinity measures without clipping.
-        norm_type: order of the norm, any number except NaN; infinity is the largest magnitude, and
-            0 counts the gradients that are not all zero, as in torch.
-        error_if_nonfinite: raise, before anything is written, if the norm is not finite; the host
-            waits for the device then. If False, a non-finite norm makes gradients zero or NaN, as
-            in torch, and the host waits only if some gradients are on the CPU and others on CUDA.
-        foreach: ignored; there is one implementation.
+        parameters (Tensor | Iterable[Tensor]): Tensors whose gradients are clipped. Tensors without
+            a gradient are skipped. Gradients may have any strides but must be dense, as in torch.
+        max_norm (float): Upper limit for the norm, at least 0. Infinity measures without clipping.
+        norm_type (float, default 2.0): Order of the norm, any number except NaN. Infinity means the
+            largest magnitude. 0 means the number of gradients that are not all zero, as in torch.
+        error_if_nonfinite (bool, default False): If the norm is not finite, raise before any
+            gradient changes; the host waits for the device. If False, a non-finite norm makes
+            gradients zero or NaN, as in torch, and the host waits only if some gradients are on the
+            CPU and others on CUDA.
+        foreach (bool | None, default None): Ignored, because there is only one implementation.
 
     Returns:
-        The norm before clipping, a 0-dim tensor on the first gradient's device. It is fp64 if a
-        gradient is, otherwise fp32 (torch returns the gradients' dtype, which overflows in fp16).
-        Without gradients it is 0 on the CPU; with DTensors it is a replicated DTensor.
+        The norm before clipping, a 0-dim tensor on the first gradient's device. The dtype is fp64
+        if a gradient is fp64, otherwise fp32. (torch returns the gradients' dtype, and fp16
+        overflows.) Without gradients, the norm is 0 on the CPU. For DTensors, the norm is a
+        replicated DTensor.
 
     Raises:
-        RuntimeError: if `error_if_nonfinite` and the norm is not finite; the message is torch's.
-        NotImplementedError: for a sparse gradient; the message gives its index.
-        TypeError: for a parameter that is not a tensor; the message gives its index.
-        ValueError: for a negative `max_norm`, a NaN `norm_type` or a DTensor with partial sums.
+        RuntimeError: If `error_if_nonfinite` and the norm is not finite, with torch's message.
+        NotImplementedError: If a gradient is sparse. The message contains the parameter's index.
+        TypeError: If a parameter is not a tensor. The message contains the parameter's index.
+        ValueError: If `max_norm` is negative, `norm_type` is NaN, or a DTensor contains partial
+            sums.
 
     Example:
         >>> import torch, torchfuse
@@ -98,14 +104,15 @@ def clip_grad_value_(
     Follows `torch.nn.utils.clip_grad_value_`.
 
     Args:
-        parameters: a tensor or an iterable of tensors; those without a gradient are skipped.
-        clip_value: largest magnitude, at least 0.
-        foreach: ignored; there is one implementation.
+        parameters (Tensor | Iterable[Tensor]): Tensors whose gradients are clamped. Tensors without
+            a gradient are skipped.
+        clip_value (float): Largest magnitude, at least 0.
+        foreach (bool | None, default None): Ignored, because there is only one implementation.
 
     Raises:
-        NotImplementedError: for a sparse gradient; the message gives its index.
-        TypeError: for a parameter that is not a tensor; the message gives its index.
-        ValueError: for a negative `clip_value` or a DTensor with partial sums.
+        NotImplementedError: If a gradient is sparse. The message contains the parameter's index.
+        TypeError: If a parameter is not a tensor. The message contains the parameter's index.
+        ValueError: If `clip_value` is negative or a DTensor contains partial sums.
 
     Example:
         >>> import torch, torchfuse
@@ -126,24 +133,25 @@ def get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Returns the norm over all elements of all tensors, as :func:`clip_grad_norm_` measures it.
+    """Returns the norm over all elements in all tensors, computed as in :func:`clip_grad_norm_`.
 
     Follows `torch.nn.utils.get_total_norm`.
 
     Args:
-        tensors: a dense tensor or an iterable of dense tensors, of fp32, fp16, bf16 or fp64.
-        norm_type: order of the norm, any number except NaN; see :func:`clip_grad_norm_`.
-        error_if_nonfinite: raise if the norm is not finite.
-        foreach: ignored; there is one implementation.
+        tensors (Tensor | Iterable[Tensor]): Dense tensors: fp32, fp16, bf16 or fp64.
+        norm_type (float, default 2.0): Order of the norm, any number except NaN; see
+            :func:`clip_grad_norm_`.
+        error_if_nonfinite (bool, default False): Raise if the norm is not finite.
+        foreach (bool | None, default None): Ignored, because there is only one implementation.
 
     Returns:
-        The norm, a 0-dim tensor with the device and dtype that :func:`clip_grad_norm_` describes.
+        The norm, a 0-dim tensor with the device and dtype described in :func:`clip_grad_norm_`.
 
     Raises:
-        RuntimeError: if `error_if_nonfinite` and the norm is not finite; the message is torch's.
-        NotImplementedError: for a sparse tensor; the message gives its index.
-        TypeError: for an entry that is not a tensor; the message gives its index.
-        ValueError: for a NaN `norm_type` or a DTensor with partial sums.
+        RuntimeError: If `error_if_nonfinite` and the norm is not finite, with torch's message.
+        NotImplementedError: If a tensor is sparse. The message contains the tensor's index.
+        TypeError: If an entry is not a tensor. The message contains the entry's index.
+        ValueError: If `norm_type` is NaN or a DTensor contains partial sums.
 
     Example:
         >>> import torch, torchfuse
@@ -156,7 +164,7 @@ def get_total_norm(
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(
                 f"get_total_norm: expected tensors[{index}] to be a tensor, got "
-                f"{type(tensor).__name__}. Pass gradients, or other tensors to measure."
+                f"{type(tensor).__name__}. Pass gradients or other tensors."
             )
     split = _Gradients("get_total_norm", listed)
     return split.on_mesh(split.norm(float(norm_type), error_if_nonfinite))
@@ -168,22 +176,25 @@ def clip_grads_with_norm_(
     total_norm: Tensor,
     foreach: bool | None = None,
 ) -> None:
-    """Clips the gradients of all parameters in place, given their total norm.
+    """Clips all gradients in place with a given total norm.
 
-    Follows `torch.nn.utils.clip_grads_with_norm_`: the second half of :func:`clip_grad_norm_`, for
-    a norm that includes other gradients too, such as those of other pipeline stages.
+    Follows `torch.nn.utils.clip_grads_with_norm_`. Together with :func:`get_total_norm`, the
+    function replaces :func:`clip_grad_norm_` when the norm includes further gradients, for example
+    from other pipeline stages.
 
     Args:
-        parameters: a tensor or an iterable of tensors; those without a gradient are skipped.
-        max_norm: upper limit of the norm, at least 0.
-        total_norm: norm to clip by, a 1-element tensor such as :func:`get_total_norm` returns.
-        foreach: ignored; there is one implementation.
+        parameters (Tensor | Iterable[Tensor]): Tensors whose gradients are clipped. Tensors without
+            a gradient are skipped.
+        max_norm (float): Upper limit for the norm, at least 0.
+        total_norm (Tensor): 1-element tensor with the norm, for example from
+            :func:`get_total_norm`.
+        foreach (bool | None, default None): Ignored, because there is only one implementation.
 
     Raises:
-        NotImplementedError: for a sparse gradient; the message gives its index.
-        TypeError: for a parameter that is not a tensor; the message gives its index. For a
-            `total_norm` that is not a tensor.
-        ValueError: for a negative `max_norm` or a `total_norm` of several elements.
+        NotImplementedError: If a gradient is sparse. The message contains the parameter's index.
+        TypeError: If a parameter or `total_norm` is not a tensor. For a parameter, the message
+            contains the index.
+        ValueError: If `max_norm` is negative or `total_norm` has several elements.
 
     Example:
         >>> import torch, torchfuse
@@ -212,7 +223,7 @@ def _listed(function: str, argument: str, tensors: Tensor | Iterable[Tensor]) ->
     except TypeError as error:
         raise TypeError(
             f"{function}: expected {argument} to be a tensor or an iterable of tensors, got "
-            f"{type(tensors).__name__}. Of a model, pass model.parameters()."
+            f"{type(tensors).__name__}. For a model, pass model.parameters()."
         ) from error
     return list(items)
 
@@ -231,7 +242,7 @@ def _grads(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor 
 
 
 class _Gradients:
-    """Gradients; a DTensor is represented by its local shard."""
+    """A list of gradients, with each DTensor replaced by its local shard."""
 
     def __init__(self, function: str, grads: Sequence[Tensor | None]) -> None:
         self.local = list(grads)
@@ -243,7 +254,7 @@ class _Gradients:
             if any(placement.is_partial() for placement in grad.placements):
                 raise ValueError(
                     f"{function}: expected the gradient of parameters[{index}] to be sharded or "
-                    f"replicated, got {grad.placements}. Redistribute it before."
+                    f"replicated, got {grad.placements}. Redistribute the gradient first."
                 )
             if self._mesh is None:
                 self._mesh = grad.device_mesh
@@ -263,7 +274,7 @@ class _Gradients:
         return norm
 
     def on_mesh(self, norm: Tensor) -> Tensor:
-        """Returns the norm as a DTensor if a gradient is one: programs call full_tensor()."""
+        """Converts the norm to a DTensor if any gradient is a DTensor, as torch does."""
         if self._mesh is None:
             return norm
         from torch.distributed.tensor import DTensor, Replicate
@@ -273,7 +284,7 @@ class _Gradients:
 
 
 def _local(grad: DTensor) -> Tensor:
-    """Returns the local shard, after waiting for pending communication."""
+    """Returns the local shard after waiting for pending communication."""
     with torch.no_grad():
         part: Any = grad.to_local()
     local: Tensor = part.wait() if hasattr(part, "wait") else part

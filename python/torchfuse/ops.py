@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Typed and documented functions for operators of torchfuse.
+"""Typed and documented functions for torchfuse's operators.
 
-Each calls the operator of the same name in `torch.ops.torchfuse`, which torch.compile traces.
+Each function calls the operator with the same name in `torch.ops.torchfuse`, which torch.compile
+traces.
 """
 
 from __future__ import annotations
@@ -36,34 +37,42 @@ def fused_adam_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Performs one Adam or AdamW step on lists of tensors, in place.
+    """Performs one Adam or AdamW step on tensor lists, in place.
 
-    The formula is that of :class:`torchfuse.optimizers.FusedAdam`, which also manages the state and
-    has less overhead per step.
+    :class:`torchfuse.optimizers.FusedAdam` documents the formula, manages the states and has less
+    overhead per step.
 
     Args:
-        params: dense tensors of fp32, fp16, bf16 or fp64, with any strides.
-        grads: gradients with the sizes of `params`, of any of these dtypes; never modified.
-        exp_avgs: first moments, with the sizes and strides of `params`; fp32, bf16 or fp16, or fp64
-            for fp64 parameters. They are computed in fp32 (fp64) and rounded when stored.
-        exp_avg_sqs: second moments, as `exp_avgs`, of the same dtype or another.
-        max_exp_avg_sqs: maxima of the second moments, as `exp_avgs`; empty unless `amsgrad`.
-        state_steps: 0-dim fp32 step counts on the parameters' device, each a separate element.
-        master_params: fp32 masters of 16-bit parameters, or empty. The master is updated and the
-            parameter receives its rounded value. For bf16 parameters also int16 remainders, as
-            `FusedAdam(..., store_param_remainders=True)` stores them.
-        lr: learning rate.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        weight_decay: weight decay coefficient.
-        eps: added to the denominator.
-        amsgrad: use the running maximum of the second moment.
-        maximize: gradient ascent instead of descent.
-        adam_w_mode: use decoupled weight decay; otherwise add the weight decay to the gradient.
-        bias_correction: correct both moments for their initialization at zero.
-        lr_tensor: 0-dim fp32 or fp64 tensor that replaces `lr`.
-        grad_scale: 1-element fp32 loss scale; gradients are multiplied by its reciprocal.
-        found_inf: 1-element fp32 flag; if not 0, nothing changes, including the step counts.
+        params (Sequence[Tensor]): Dense parameters with any strides; fp32, fp16, bf16 or fp64.
+        grads (Sequence[Tensor]): Gradients with the parameters' sizes, in any of these dtypes.
+            Never modified.
+        exp_avgs (Sequence[Tensor]): First moments with the parameters' sizes and strides; fp32,
+            bf16 or fp16, or fp64 for fp64 parameters. Moments are computed in fp32 (fp64) and
+            rounded when stored.
+        exp_avg_sqs (Sequence[Tensor]): Second moments, with the same requirements as `exp_avgs`.
+            The dtype may differ from the first moments' dtype.
+        max_exp_avg_sqs (Sequence[Tensor]): Maxima of the second moments, with the same requirements
+            as `exp_avgs`; empty unless `amsgrad`.
+        state_steps (Sequence[Tensor]): 0-dim fp32 step counts on the parameters' device, each in a
+            separate element.
+        master_params (Sequence[Tensor]): fp32 masters for 16-bit parameters, or empty. The step
+            updates the master and rounds the result to the parameter. For bf16 parameters, int16
+            remainders are also accepted, as in `FusedAdam(..., store_param_remainders=True)`.
+        lr (float): Learning rate.
+        beta1 (float): Decay rate for the first moment.
+        beta2 (float): Decay rate for the second moment.
+        weight_decay (float): Weight decay coefficient.
+        eps (float): Added to the denominator.
+        amsgrad (bool, default False): Use the running maximum of the second moment.
+        maximize (bool, default False): Gradient ascent instead of descent.
+        adam_w_mode (bool, default True): Use decoupled weight decay. Otherwise, weight decay is
+            added to the gradient.
+        bias_correction (bool, default True): Correct both moments for the initialization at zero.
+        lr_tensor (Tensor | None, default None): 0-dim fp32 or fp64 tensor that replaces `lr`.
+        grad_scale (Tensor | None, default None): 1-element fp32 loss scale. Gradients are
+            multiplied by the reciprocal.
+        found_inf (Tensor | None, default None): 1-element fp32 flag. If not 0, the step is skipped
+            and changes nothing, including the step counts.
 
     Example:
         >>> import torch
@@ -102,10 +111,10 @@ def multi_tensor_unscale_(tensors: Sequence[Tensor], found_inf: Tensor, inv_scal
     """Multiplies every tensor by `inv_scale` in place and reports non-finite elements.
 
     Args:
-        tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
-        found_inf: 1-element fp32 flag on that device; set to 1 if an element was not finite before
-            the multiplication, and never cleared.
-        inv_scale: 1-element fp32 factor on that device.
+        tensors (Sequence[Tensor]): Any mix of fp32, fp16, bf16 and fp64 tensors on one device.
+        found_inf (Tensor): 1-element fp32 flag on the same device. Set to 1 if an element was not
+            finite before the multiplication, and never cleared.
+        inv_scale (Tensor): 1-element fp32 factor on the same device.
 
     Example:
         >>> import torch
@@ -119,17 +128,17 @@ def multi_tensor_unscale_(tensors: Sequence[Tensor], found_inf: Tensor, inv_scal
 
 
 def multi_tensor_l2_norm(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the L2 norm over all tensors and whether an element is not finite, in one read.
+    """Returns the L2 norm over all tensors, and whether an element is not finite, in one pass.
 
-    The sum of squares cannot overflow, and the result is bitwise the same on every run and for any
-    number of threads.
+    The sum of squares cannot overflow. Results are bit-identical on every run and for any number of
+    threads.
 
     Args:
-        tensors: any mix of fp32, fp16, bf16 and fp64, all on one device.
+        tensors (Sequence[Tensor]): Any mix of fp32, fp16, bf16 and fp64 tensors on one device.
 
     Returns:
-        The norm and the flag (1 or 0), 0-dim fp32 tensors on that device. They have no derivative;
-        a backward pass through them raises.
+        The norm and the flag (1 or 0), as 0-dim fp32 tensors on the same device. A backward pass
+        through either of the results raises.
 
     Example:
         >>> import torch
@@ -157,24 +166,30 @@ def amp_update_scale_(
     counts: Tensor | None = None,
     history: Tensor | None = None,
 ) -> None:
-    """Updates a loss scale in place after a step, by the rule of torch.amp.GradScaler.
+    """Updates a loss scale in place after a step, by torch.amp.GradScaler's rule.
 
     Args:
-        scale: 1-element fp32 loss scale.
-        growth_tracker: 1-element int32: consecutive steps without overflow; 0 after a growth.
-        found_inf: 1-element fp32 flag, not 0 if the step overflowed.
-        growth_factor: multiplies the scale after `growth_interval` steps without overflow.
-        backoff_factor: multiplies the scale after an overflow.
-        growth_interval: number of consecutive steps without overflow before the scale grows.
-        hysteresis_tracker: 1-element int32: number of further overflows, without a successful step
-            in between, until the scale backs off; required if `hysteresis` > 1.
-        hysteresis: number of consecutive overflows after which the scale backs off.
-        min_scale: lower bound when the scale backs off; None is 0.
-        max_scale: upper bound when the scale grows; None is the largest fp32 number.
-        dynamic: if False, only `counts` and `history` are written.
-        counts: int64 ``[3]``: updates, overflows, and whether the last update had one.
-        history: fp32 ``[n, 2]``, a ring buffer of the last n updates; requires `counts`. Row
-            ``updates % n`` receives the scale before the update and whether there was an overflow.
+        scale (Tensor): 1-element fp32 loss scale.
+        growth_tracker (Tensor): 1-element int32 count of consecutive steps without overflow. Reset
+            to 0 when the scale grows.
+        found_inf (Tensor): 1-element fp32 flag, not 0 if the step overflowed.
+        growth_factor (float): Multiplies the scale after `growth_interval` steps without overflow.
+        backoff_factor (float): Multiplies the scale after an overflow.
+        growth_interval (int): Number of consecutive steps without overflow before the scale grows.
+        hysteresis_tracker (Tensor | None, default None): 1-element int32 count of further
+            overflows, without a successful step in between, until the scale backs off. Required if
+            `hysteresis` > 1.
+        hysteresis (int, default 1): Number of consecutive overflows after which the scale backs
+            off.
+        min_scale (float | None, default None): Lower bound when the scale backs off. None means 0.
+        max_scale (float | None, default None): Upper bound when the scale grows. None means the
+            largest fp32 number.
+        dynamic (bool, default True): If False, only `counts` and `history` are written.
+        counts (Tensor | None, default None): int64 ``[3]``: number of updates, number of overflows,
+            and whether the last update had an overflow.
+        history (Tensor | None, default None): fp32 ``[n, 2]``, a ring buffer for the last n
+            updates; requires `counts`. Row ``updates % n`` receives the scale before the update and
+            whether there was an overflow.
 
     Example:
         >>> import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A sampler that continues in the middle of an epoch."""
+"""A sampler that can resume in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from torchfuse._shown import shown
 
 
 class ResumableSampler(Sampler[Any]):
-    """Wraps a sampler of torch so that a checkpoint can hold its place in an epoch.
+    """Wraps a torch sampler so that a checkpoint contains the position in the epoch.
 
-    A data loader draws ahead of the training, so the program itself counts: it calls `advance`
-    with the number of samples of each batch that it has trained on, and `set_epoch` when an epoch
-    begins. After loading, the next iteration leaves out the samples that were counted; the order
-    is the same, and so are the orders of later epochs. Another iteration after samples were counted
-    raises an error until `set_epoch` is called, with the same epoch to go on with the rest.
+    Data loaders prefetch samples, so the sampler cannot count the samples that were used for
+    training. The program counts instead:
+
+    - Call `set_epoch` when an epoch begins.
+    - Call `advance` with the batch size after each batch.
+
+    After loading, the next iteration skips the counted samples. The order of the remaining samples
+    and of later epochs is unchanged. Once samples were counted, another iteration raises until
+    `set_epoch` is called; the same epoch continues with the remaining samples.
 
     Args:
-        sampler: a sampler whose order is known from its epoch, with ``set_epoch``, such as
-            torch's ``DistributedSampler``, or from its ``generator``, such as ``RandomSampler`` or
-            ``SubsetRandomSampler``; or torch's ``SequentialSampler``.
+        sampler (torch.utils.data.Sampler): Sampler with a reproducible order: a sampler with
+            ``set_epoch``, such as ``DistributedSampler``; a sampler with its own ``generator``,
+            such as ``RandomSampler`` or ``SubsetRandomSampler``; or ``SequentialSampler``.
 
     Raises:
-        ValueError: for a sampler of another kind, such as one that draws from torch's default
-            generator, or a BatchSampler.
+        ValueError: If the order is not reproducible, because the sampler draws from torch's default
+            generator, or if `sampler` is a BatchSampler.
 
     Example:
         >>> import torch
@@ -52,18 +56,18 @@ class ResumableSampler(Sampler[Any]):
         self._sampler: Any = sampler
         self._epoch = 0
         self._position = 0
-        self._begin: torch.Tensor | None = None  # the generator's state when the epoch began
-        self._needs_epoch = False  # samples were counted since set_epoch()
+        self._begin: torch.Tensor | None = None  # generator state at the epoch's beginning
+        self._needs_epoch = False  # whether samples were counted since set_epoch()
         self._has_epochs = hasattr(sampler, "set_epoch")
         if self._has_epochs or type(sampler) is SequentialSampler:
             return
         generator = getattr(sampler, "generator", "no such attribute")
         if not isinstance(generator, torch.Generator):
             raise ValueError(
-                f"ResumableSampler: expected {type(sampler).__name__} to have a generator of its "
-                f"own, whose state can be saved, got {generator}. Pass a sampler, such as "
-                "RandomSampler(dataset, generator=torch.Generator()), or one with set_epoch(). Of "
-                "a BatchSampler, wrap the sampler inside."
+                f"ResumableSampler: expected {type(sampler).__name__} to have its own generator, "
+                f"whose state can be saved, got {generator}. Pass a sampler such as "
+                "RandomSampler(dataset, generator=torch.Generator()), or a sampler with "
+                "set_epoch(). For a BatchSampler, wrap the inner sampler."
             )
 
     @property
@@ -72,19 +76,31 @@ class ResumableSampler(Sampler[Any]):
         return None if self._has_epochs else cast("torch.Generator | None", generator)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins another epoch; the epoch that is under way is continued."""
+        """Begins an epoch; if `epoch` is the current epoch, continues after the counted samples.
+
+        Args:
+            epoch (int): Number of the epoch, from 0.
+        """
         self._needs_epoch = False
         if epoch != self._epoch:
             self._epoch, self._position, self._begin = epoch, 0, None
 
     def advance(self, samples: int) -> None:
-        """Counts samples of this process that the program has trained on."""
+        """Counts samples that this process has trained on.
+
+        Args:
+            samples (int): Number of samples, usually the batch size.
+
+        Raises:
+            TypeError: If `samples` is not an int.
+            ValueError: If `samples` exceeds the number of samples left in the epoch.
+        """
         try:
             samples = operator.index(samples)
         except TypeError:
             raise TypeError(
-                f"ResumableSampler: expected samples to be an int, got {samples!r}. Pass the size "
-                "of the batch."
+                f"ResumableSampler: expected samples to be an int, got {samples!r}. Pass the batch "
+                "size."
             ) from None
         if not 0 <= samples <= len(self._sampler) - self._position:
             raise ValueError(
@@ -97,9 +113,8 @@ class ResumableSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._needs_epoch:
             raise RuntimeError(
-                f"ResumableSampler: expected set_epoch() before another iteration, got none after "
-                f"{self._position} samples of epoch {self._epoch} were counted. Call "
-                "set_epoch(epoch) when an epoch begins."
+                f"ResumableSampler was iterated again after {self._position} samples of epoch "
+                f"{self._epoch} were counted. Call set_epoch(epoch) before each iteration."
             )
         self._needs_epoch = self._position > 0 and len(self) == 0
         if self._has_epochs:
@@ -112,11 +127,11 @@ class ResumableSampler(Sampler[Any]):
         return islice(iter(self._sampler), self._position, None)
 
     def __len__(self) -> int:
-        """Returns the number of samples that are left in the epoch."""
+        """Returns the number of samples left in the epoch."""
         return len(cast(Sized, self._sampler)) - self._position
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ``epoch``, ``position`` and, of a sampler with a generator, ``generator``."""
+        """Returns ``epoch``, ``position`` and, for a sampler with a generator, ``generator``."""
         state: dict[str, Any] = {"epoch": self._epoch, "position": self._position}
         if self._generator is not None:
             begin = self._generator.get_state() if self._begin is None else self._begin
@@ -124,11 +139,14 @@ class ResumableSampler(Sampler[Any]):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads what `state_dict` returned.
+        """Loads a state dict from `state_dict()`.
+
+        Args:
+            state_dict (Mapping[str, Any]): State to load.
 
         Raises:
-            ValueError: for a missing key, a value of another kind and a position behind the end;
-                nothing is changed.
+            ValueError: If a key is missing, a value has the wrong type, or the position is beyond
+                the epoch's end. Nothing changes.
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(
@@ -144,9 +162,9 @@ class ResumableSampler(Sampler[Any]):
                 )
         if self._generator is None and state_dict.get("generator") is not None:
             raise ValueError(
-                "ResumableSampler: expected the state of a sampler without a generator, as "
-                f"{type(self._sampler).__name__} is, got one with it. Wrap a sampler of the kind "
-                "that was saved."
+                "ResumableSampler: expected the state of a sampler without a generator, such as "
+                f"{type(self._sampler).__name__}, got a state with a generator. Wrap the same kind "
+                "of sampler that was saved."
             )
         epoch, position = state_dict["epoch"], state_dict["position"]
         for name, value in (("epoch", epoch), ("position", position)):
@@ -166,7 +184,7 @@ class ResumableSampler(Sampler[Any]):
         self._needs_epoch = 0 < position == len(self._sampler)
 
     def keep(self) -> Callable[[], None]:
-        """Returns what brings the sampler and its generator back to where they are now."""
+        """Returns a function that restores the sampler and its generator to the current state."""
         own = dict(vars(self))
         generator = self._generator
         state = None if generator is None else generator.get_state()
@@ -179,12 +197,15 @@ class ResumableSampler(Sampler[Any]):
         return restore
 
     def _load_generator(self, generator: torch.Generator, begin: Any, position: int) -> None:
-        """Brings the generator to where the next epoch begins; this one goes on from `begin`."""
+        """Sets the generator to its state at the next epoch's beginning.
+
+        `begin` is the state at the current epoch's beginning, which __iter__() sets again.
+        """
         try:
             torch.Generator(generator.device).set_state(begin)
         except (TypeError, RuntimeError) as error:
             raise ValueError(
-                f"ResumableSampler: expected generator to be the state of one, got: {error}"
+                f"ResumableSampler: expected generator to be a generator's state, got: {error}"
             ) from error
         generator.set_state(begin)
         if position > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights alone, in safetensors files that Python, C++ and other projects read."""
+"""Saves and loads a model's weights in safetensors files, for Python, C++ and other projects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchfuse._checkpoint_file import StrPath, plain_tensor, replacing
 from torchfuse._checkpoint_parts import check_model, load_part, unwrapped
 
-#: What both the format and C++ have a name for.
+#: Dtypes that both the safetensors format and C++'s load_weights support.
 _DTYPES = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8),
@@ -27,23 +27,28 @@ _DTYPES = {
 def save_weights(
     path: StrPath, model: nn.Module, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes a model's parameters and buffers as one safetensors file.
+    """Writes a model's parameters and buffers to one safetensors file.
 
-    The file is replaced in one step, as `save_checkpoint` does it. Tensors that share memory are
-    written once for each name, so that ``safetensors.torch.load_file`` returns what
-    ``model.load_state_dict`` takes; ``safetensors.torch.load_model`` wants ``strict=False`` then.
-    C++'s ``torchfuse::load_weights`` reads the file too. Needs the package safetensors, and memory
-    for a second copy of the weights.
+    An existing file is replaced atomically, as in `save_checkpoint`. ``torchfuse::load_weights``
+    reads the file in C++. The function requires the package safetensors, and memory for a second
+    copy of the weights.
+
+    If tensors share memory, the data is written once for each name. So
+    ``safetensors.torch.load_file`` returns a dict that ``model.load_state_dict`` accepts, but
+    ``safetensors.torch.load_model`` requires ``strict=False``.
 
     Args:
-        path: file to write or replace; of a symbolic link, the file that it points to.
-        model: the module. What DistributedDataParallel or torch.compile wrapped is saved without.
-        metadata: texts by their names. "format" is "pt" where it is not given: readers of other
-            projects ask for it.
+        path (str | os.PathLike): File to write or replace. A symbolic link is followed.
+        model (torch.nn.Module): Module to save. Wrappers from DistributedDataParallel and
+            torch.compile are removed.
+        metadata (Mapping[str, str] | None, default None): Named texts to store in the file.
+            "format" is set to "pt" unless given, because readers in other projects expect that key.
 
     Raises:
-        ValueError: naming the tensor, if the format cannot hold it.
-        OSError: if the file cannot be written. In all cases `path` is as it was.
+        ValueError: If the format does not support a tensor. The message contains the tensor's name.
+        TypeError: If `path`, `model` or `metadata` has a wrong type.
+        ImportError: If the package safetensors is not installed.
+        OSError: If the file cannot be written. An existing file at `path` is unchanged.
 
     Example:
         >>> import tempfile, torch, torchfuse
@@ -56,17 +61,19 @@ def save_weights(
     _check_arguments("save_weights", path, model)
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(
-            f"save_weights: expected metadata to be a dict of texts, got {metadata!r}. Give each "
-            "text a name."
+            f"save_weights: expected metadata to be a dict of texts, got {metadata!r}. Pass "
+            "metadata={name: text}."
         )
     texts = {"format": "pt", **(metadata or {})}
     if not all(type(key) is type(text) is str for key, text in texts.items()):
-        raise ValueError(f"save_weights: expected metadata to hold texts by names, got {texts}.")
+        raise ValueError(
+            f"save_weights: expected metadata to have strings as keys and values, got {texts}."
+        )
     tensors: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in unwrapped(model).state_dict().items():
         tensor = _checked(value, name)
-        # The format's library refuses tensors that share memory.
+        # safetensors.torch.save() raises for tensors that share memory.
         place = tensor.untyped_storage().data_ptr()
         tensors[name] = tensor.clone() if place in places else tensor
         places.add(place)
@@ -78,8 +85,8 @@ def save_weights(
 def _check_arguments(caller: str, path: object, model: object) -> None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
-            f"{caller}: expected path to be a string or path, got {type(path).__name__}. The "
-            "order is path, model."
+            f"{caller}: expected path to be a string or path, got {type(path).__name__}. Pass path "
+            "first, then model."
         )
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -89,14 +96,14 @@ def _check_arguments(caller: str, path: object, model: object) -> None:
 
 
 def _checked(value: object, name: str) -> Tensor:
-    """Returns a tensor of the state as the format holds it."""
+    """Converts a state dict value to a contiguous CPU tensor; ValueError if unsupported."""
     where = f"save_weights: expected {name!r}"
     if name == "__metadata__":
         raise ValueError(f"{where} to have another name: the format uses it.")
     if not isinstance(value, Tensor):
         raise ValueError(
-            f"{where} to be a tensor, got {type(value).__name__}. The format holds tensors alone: "
-            "use save_checkpoint."
+            f"{where} to be a tensor, got {type(value).__name__}. safetensors files contain only "
+            "tensors. Use save_checkpoint."
         )
     plain = plain_tensor(value, where)
     if plain.dtype not in _DTYPES:
@@ -108,25 +115,27 @@ def _checked(value: object, name: str) -> Tensor:
 
 
 def load_weights(path: StrPath, model: nn.Module) -> dict[str, str]:
-    """Reads a safetensors file, of `save_weights` or of another program, into a model.
+    """Loads a safetensors file from `save_weights` or another program into a model.
 
-    The whole file is read and compared with the model before any tensor is changed; then
-    ``load_state_dict`` loads it, and what it refuses is taken back. Values are converted to the
-    model's dtypes and devices. Of parameters that are one and the same in the model, the file may
-    leave all names but one out, as ``safetensors.torch.save_model`` does. Needs the package
-    safetensors.
+    The complete file is read and compared with the model before any tensor changes. Then
+    ``model.load_state_dict`` loads the values; if it raises, the previous values are restored.
+    Values are converted to the model's dtypes and devices. If the model shares a parameter under
+    several names, the file needs only one of the names, as ``safetensors.torch.save_model`` writes
+    it. The function requires the package safetensors.
 
     Args:
-        path: file to read.
-        model: where the values go.
+        path (str | os.PathLike): File to read.
+        model (torch.nn.Module): Module to load the values into.
 
     Returns:
-        The file's metadata.
+        The file's metadata as a dict of strings.
 
     Raises:
-        ValueError: naming the file and the tensor, for a file that is truncated or of another kind,
-            for missing and unknown names, and for other shapes. The model is as it was.
-        OSError: if the file cannot be read.
+        ValueError: If the file is truncated or of another format, or if names or shapes differ from
+            the model's. The message contains the file and the tensor, and the model is unchanged.
+        TypeError: If `path` or `model` has a wrong type.
+        ImportError: If the package safetensors is not installed.
+        OSError: If the file cannot be read.
 
     Example:
         >>> import tempfile, torch, torchfuse
@@ -157,7 +166,7 @@ def load_weights(path: StrPath, model: nn.Module) -> dict[str, str]:
 
 
 def _read(path: StrPath, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads a whole file at once: it may be replaced at any time."""
+    """Reads the file's tensors and metadata at once, because the file may be replaced."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{where} to be a file, got a folder, pipe or device. Name a file.")
     library = _library("load_weights")
@@ -169,15 +178,15 @@ def _read(path: StrPath, where: str) -> tuple[dict[str, Tensor], dict[str, str]]
         saved = dict(library.load(data))
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
-            f"{where} to be a whole safetensors file, got a truncated one or one of another kind: "
-            f"{error}. Files of save_checkpoint are read by load_checkpoint."
+            f"{where} to be a whole safetensors file, got a file that is truncated or of another "
+            f"format: {error}. Read files of save_checkpoint with load_checkpoint."
         ) from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return saved, header.get("__metadata__") or {}
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two names stand for one parameter or buffer."""
+    """Whether two tensors of the model are the same parameter or buffer."""
     return (
         one.data_ptr() == other.data_ptr()
         and (one.device, one.shape, one.stride()) == (other.device, other.shape, other.stride())

@@ -280,7 +280,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a module": (
         lambda: clip_grad_norm_(torch.nn.Linear(1, 1), 1.0),  # type: ignore[arg-type]
-        *(TypeError, r"clip_grad_norm_: expected parameters to be .*, got Linear\. Of a model, "),
+        *(TypeError, r"clip_grad_norm_: expected parameters to be .*, got Linear\. For a model, "),
     ),
     "modules to measure": (
         lambda: get_total_norm(torch.nn.Sequential(torch.nn.ReLU())),  # type: ignore[arg-type]

@@ -165,5 +165,5 @@ def test_parts_that_are_yet_to_be_added_are_refused(found: list[dict[Any, Any]])
     for name in ("norm", "value"):
         assert found[0]["refused"][name].startswith(
             f"ValueError: clip_grad_{name}_: expected the gradient of parameters[1] to be sharded "
-            "or replicated, got (Partial(sum), Replicate()). Redistribute it before."
+            "or replicated, got (Partial(sum), Replicate()). Redistribute the gradient first."
         )

@@ -58,7 +58,7 @@ def test_the_build_is_that_of_torchs_minor_version(torch: str, cuda: str | None,
 def test_a_torch_for_another_gpu_has_the_cpus_kernels(
     cuda: str | None, hip: str | None, got: str
 ) -> None:
-    message = f"expected a torch for CUDA 13, got torch 2.11.0 for {got}: only its CPU .* {REMEDY}"
+    message = f"expected a torch for CUDA 13, got torch 2.11.0 for {got}: only CPU .* {REMEDY}"
     with pytest.warns(UserWarning, match=message):
         assert _loader.choose_build("2.11.0", cuda, hip).name == "torch2.11-cpu"
 

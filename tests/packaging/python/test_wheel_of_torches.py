@@ -137,4 +137,4 @@ def test_kernels_that_do_not_belong_are_refused(installed: Environment, damage: 
     )
     assert "expected its native library to load with torch" in said
     assert "libtorchfuse_kernels.so" in said
-    assert "Install its wheel again" in said
+    assert "Reinstall the wheel" in said

@@ -108,7 +108,7 @@ def test_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None
         with pytest.raises(ValueError, match=r"load_checkpoint: expected .*cut.pt to be a whole f"):
             torchfuse.load_checkpoint(cut, model=model)
     torch.save(model.state_dict(), cut)
-    with pytest.raises(ValueError, match=r"cut.pt to be a file of save_checkpoint, got one"):
+    with pytest.raises(ValueError, match=r"cut.pt to be a file of save_checkpoint, got a file"):
         torchfuse.load_checkpoint(cut, model=model)
     torch.save(model, cut)
     with pytest.raises(ValueError, match=r"cut.pt to hold plain values and dense tensors only"):

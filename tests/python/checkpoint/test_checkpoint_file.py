@@ -59,9 +59,12 @@ def itself() -> list[Any]:
         (torch.ones(2, device="meta"), "to have values, got a tensor on the meta device"),
         (with_attributes(), r"to be a plain tensor, got Subclass with the attributes \['scale'\]"),
         (torch.nn.LazyLinear(3).weight, "to have a shape, got a lazy tensor"),
-        ({2**70: 1}, "to have strings or ints of 64 bits as keys, got 1180591620717411303424"),
+        ({2**70: 1}, "to have strings or 64-bit ints as keys, got 1180591620717411303424"),
         (nested(100), "to be nested at most 96 levels deep, got a deeper value"),
-        (itself(), "to be nested at most 96 levels deep, got a deeper value or one that holds its"),
+        (
+            itself(),
+            "to be nested at most 96 levels deep, got a deeper value or one that contains its",
+        ),
     ],
 )
 def test_what_could_not_be_loaded_is_not_saved(path: Path, bad: Any, message: str) -> None:
@@ -77,7 +80,9 @@ def test_what_the_values_are_is_checked(path: Path) -> None:
     with pytest.raises(ValueError, match="expected values to have strings as keys, got 3"):
         torchfuse.save_checkpoint(path, values={3: 4})  # type: ignore[dict-item]
     numbers = torch.ones(2, dtype=torch.complex64)
-    with pytest.raises(ValueError, match=r"expected tensors that torch.save writes, got: Cannot s"):
+    with pytest.raises(
+        ValueError, match=r"expected tensors that torch.save supports, got: Cannot s"
+    ):
         torchfuse.save_checkpoint(path, values={"x": numbers, "y": torch.view_as_real(numbers)})
     assert not path.exists()
 
@@ -164,7 +169,9 @@ def test_flipped_bits_are_found(path: Path) -> None:
     assert refused > 180  # not those between the records
     at = whole.index(values["numbers"].numpy().tobytes())  # type: ignore[attr-defined]
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
+    with pytest.raises(
+        ValueError, match=r"to be intact, got a file with damaged bytes in '.*/data/0'"
+    ):
         torchfuse.load_checkpoint(path)
 
 
@@ -172,7 +179,9 @@ def test_a_tensor_that_one_bit_says_is_a_folder_is_refused(path: Path) -> None:
     """torch.load leaves its memory without values, and compares no checksum of it."""
     torchfuse.save_checkpoint(path, values={"numbers": torch.ones(5000)})
     mark_as_folder(path, "data/0")
-    with pytest.raises(ValueError, match=r"the bytes that were written, got others in '.*/data/0'"):
+    with pytest.raises(
+        ValueError, match=r"to be intact, got a file with damaged bytes in '.*/data/0'"
+    ):
         torchfuse.load_checkpoint(path)
 
 

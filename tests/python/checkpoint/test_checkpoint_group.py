@@ -71,7 +71,7 @@ def _rank_saves_and_loads(rank: int, folder: str) -> None:
     assert list(contents["model"]) == ["weight", "bias"]
     assert len(contents["rng"]) == 2
     assert not torch.equal(contents["rng"][0]["cpu"], contents["rng"][1]["cpu"])
-    with pytest.raises(ValueError, match=r"of 1 processes, got 2\. Pass group= as in saving"):
+    with pytest.raises(ValueError, match=r"of 1 processes, got 2\. Pass the same group= as"):
         torchfuse.load_checkpoint(path, rng=True)
 
     with pytest.raises(FileNotFoundError, match="load_checkpoint: could not read"):

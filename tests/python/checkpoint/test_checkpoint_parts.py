@@ -152,10 +152,10 @@ def of_inference_mode() -> nn.Module:
         (expanded, r"\['extra'\] to be loaded into a tensor with memory for each element"),
         (
             lambda: nn.Linear(3, 2, device="meta"),
-            r"\['weight'\] to be loaded into .*got one on meta",
+            r"\['weight'\] to be loaded into .*got a meta tensor",
         ),
-        (of_inference_mode, r"\['weight'\] .* was made outside of inference mode, got one of it"),
-        (lambda: nn.LazyLinear(2), r"\['weight'\] to be .* a shape, got a lazy one. Run the model"),
+        (of_inference_mode, r"\['weight'\] .* created outside of inference mode, got an inference"),
+        (lambda: nn.LazyLinear(2), r"\['weight'\] to be .* a shape, got a lazy parameter. Run"),
     ],
 )
 def test_models_that_cannot_be_written_are_refused(
@@ -216,7 +216,7 @@ def test_another_class_is_refused(path: Path, saved: Any, mine: Any, classes: st
     part = mine()
     before = copy.deepcopy(part.state_dict())
     own, written = classes.split(" .* ")
-    message = f"to hold the state of {own} as 'part', got that of {written}. Load it into"
+    message = f"to hold the state of {own} as 'part', got that of {written}. Pass a"
     with pytest.raises(ValueError, match=message):
         torchfuse.load_checkpoint(path, **with_optimizer(part))
     assert str(part.state_dict()) == str(before)
