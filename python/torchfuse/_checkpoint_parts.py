@@ -31,7 +31,7 @@ class Stateful(Protocol):
         """Returns the state as plain values and tensors."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Loads the state."""
+        """Loads the state, or raises and leaves the object unchanged."""
 
 
 # --- Classes --------------------------------------------------------------------------------------

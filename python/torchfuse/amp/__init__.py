@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mixed-precision training: autocast, and a gradient scaler whose step needs no host read."""
+"""Mixed-precision training: autocast, and a gradient scaler without host synchronization."""
 
 from torchfuse.amp._scaler_state import ScaleHistory
 from torchfuse.amp.autocast_mode import autocast

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The device type of a program that names none."""
+"""Chooses the device type if the program passes none."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 
 
 def chosen_device_type(expected: str, first_of_torch: str, device: object) -> str:
-    """Returns the type of `device`; for None, "cuda" where there is a device of it, and else "cpu".
+    """Returns the type of `device`; for None, "cuda" if CUDA is available, otherwise "cpu".
 
     Args:
-        expected: begin of the error: class and argument.
-        first_of_torch: first argument of the class of the same name in torch.cuda.amp, which takes
-            no device: what a program may have passed by position.
-        device: argument of the caller.
+        expected: Beginning of the error message, with the class and the argument.
+        first_of_torch: First argument of the torch.cuda.amp class with the same name, which has no
+            device argument. The error suggests passing that argument by name.
+        device: The caller's argument.
 
     Raises:
-        ValueError: unless it is a string, a torch.device or None.
+        ValueError: Unless `device` is a string, a torch.device or None.
     """
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,14 +25,14 @@ def chosen_device_type(expected: str, first_of_torch: str, device: object) -> st
     if isinstance(device, torch.device):
         return device.type
     if callable(device):
-        remedy = "A decorator is written with parentheses: @autocast()"
+        remedy = "Write the decorator with parentheses: @autocast()"
     else:
         name = first_of_torch
         if isinstance(device, bool):
             name = "enabled"
         elif isinstance(device, torch.dtype):
             name = "dtype"
-        remedy = f"Pass what torch.cuda.amp takes first by name: {name}={device!r}"
+        remedy = f"Unlike in torch.cuda.amp, pass this argument by name: {name}={device!r}"
     raise ValueError(
         f"{expected} to be a device type such as 'cuda', or None, got {device!r}. {remedy}."
     )

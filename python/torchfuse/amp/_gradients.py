@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where an optimizer's gradients are, and which processes have others of them."""
+"""Finds the device of an optimizer's gradients, and combines overflow flags over processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ def params_of(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
 
 
 def agreed(optimizer: torch.optim.Optimizer, flags: list[Tensor]) -> dict[torch.device, Tensor]:
-    """Flags by device, of all processes that have others of the gradients."""
+    """Combines overflow flags with all ranks in the optimizer's norm groups; returns by device."""
     if isinstance(optimizer, FusedOptimizer):
         flags = agree_on_overflow(optimizer, optimizer.norm_groups, flags)
     return {flag.device: flag for flag in flags}
 
 
 def device_of_gradients(optimizer: torch.optim.Optimizer) -> torch.device | None:
-    """Returns the device of the first parameter that has a gradient, or None.
+    """Returns the device of the first parameter with a gradient, or None.
 
-    A process that shares its norm with others takes part without a gradient too.
+    With norm groups, returns a device even if this process has no gradients, because every process
+    must join the collectives.
     """
     if isinstance(optimizer, FusedOptimizer) and optimizer.norm_groups:
         return norm_device(optimizer, optimizer.norm_groups)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""State of the gradient scaler: the scale in the native object, counts, state dicts, pickling."""
+"""The gradient scaler's state: scale, counts, state dicts and pickling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchfuse import _C
 from torchfuse._delegation import attribute_of
 from torchfuse._shown import shown
 
-#: Bounds of the scale: fp32 holds their reciprocals as normal numbers.
+#: Bounds for the scale. Within the bounds, the reciprocal is a normal fp32 number too.
 SMALLEST_SCALE = 2.0**-126
 LARGEST_SCALE = 2.0**126
 
@@ -31,12 +31,12 @@ _STATE_TYPES = {
 
 
 class ScaleHistory(NamedTuple):
-    """The loss scale of the last iterations, oldest first, from `GradScaler.scale_history`.
+    """Loss scales of the last iterations, oldest first; returned by `GradScaler.scale_history`.
 
     Attributes:
-        step: number of each iteration, counted from 0.
-        scale: loss scale of each iteration.
-        skipped: whether a step was skipped in each iteration.
+        step: Index of each iteration, from 0.
+        scale: Loss scale in each iteration.
+        skipped: Whether each iteration skipped a step.
 
     Example:
         >>> import torch, torchfuse
@@ -56,7 +56,7 @@ class ScaleHistory(NamedTuple):
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Checks the scale or a factor of it; torch compares factors with 1, in its constructor."""
+    """Checks that a scale or factor is positive; torch's constructor compares factors with 1."""
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -68,7 +68,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_scale(name: str, value: Any) -> None:
-    """Checks for a scale that is a normal number of fp32, like its reciprocal."""
+    """Checks that the scale and the scale's reciprocal are normal fp32 numbers."""
     check_positive(name, value)
     if not SMALLEST_SCALE <= float(value) <= LARGEST_SCALE:
         raise ValueError(
@@ -84,7 +84,7 @@ def check_count(name: str, value: Any, least: int) -> None:
         number = least - 1
     if not least <= number < 2**63:
         raise ValueError(
-            f"GradScaler: expected {name} to be an int of at least {least}, of 64 bits, got "
+            f"GradScaler: expected {name} to be a 64-bit int of at least {least}, got "
             f"{shown(value)}."
         )
 
@@ -97,47 +97,68 @@ def check_rule(scale: Any, growth_factor: Any, backoff_factor: Any, growth_inter
 
 
 def checked_extras(process_group: Any, **extras: Any) -> dict[str, Any]:
-    """Checks types and returns the arguments of the native object, which checks the ranges."""
+    """Checks types and returns the native object's arguments; native code checks ranges."""
     for name in ("hysteresis", "history_size"):
         if not hasattr(extras[name], "__index__"):
             raise TypeError(f"GradScaler: expected {name} to be an int, got {extras[name]!r}.")
     if process_group is not None and not hasattr(process_group, "group_name"):
         raise TypeError(
             f"GradScaler: expected process_group to be a ProcessGroup or None, got "
-            f"{process_group!r}. Make one with torch.distributed.new_group()."
+            f"{process_group!r}. Create a group with torch.distributed.new_group()."
         )
     group = None if process_group is None else str(process_group.group_name)
     return {**extras, "process_group": group}
 
 
 class ScalerState(_TorchGradScaler):
-    """torch's scaler with its tensors stored in the native object, under torch's private names."""
+    """torch's scaler, with the tensors stored in a native object under torch's private names."""
 
     _core: _C.GradScalerCore
-    _extras: dict[str, Any]  # the arguments of the native object
+    _extras: dict[str, Any]  # arguments of the native object
 
     _scale: Tensor | None = attribute_of("_core", "scale")
     _growth_tracker: Tensor | None = attribute_of("_core", "growth_tracker")
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
-        # torch's method reads each of them twice, and each step and update calls it.
+        # Overridden for speed: torch's method reads both attributes twice in each step and update.
         scale, growth_tracker = self._core.scale, self._core.growth_tracker
         if scale is None or growth_tracker is None:
             return super()._check_scale_growth_tracker(funcname)  # raises
         return scale, growth_tracker
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Sets the factor by which the scale grows, a positive number."""
+        """Sets the factor by which the scale grows.
+
+        Args:
+            new_factor (float): Positive and finite.
+
+        Raises:
+            ValueError: If `new_factor` is not positive and finite.
+        """
         check_positive("growth_factor", new_factor)
         super().set_growth_factor(new_factor)
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Sets the factor of the scale after an overflow, a positive number."""
+        """Sets the factor that multiplies the scale after an overflow.
+
+        Args:
+            new_factor (float): Positive and finite.
+
+        Raises:
+            ValueError: If `new_factor` is not positive and finite.
+        """
         check_positive("backoff_factor", new_factor)
         super().set_backoff_factor(new_factor)
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Sets the number of steps without overflow before the scale grows, at least 1."""
+        """Sets the number of consecutive steps without overflow before the scale grows.
+
+        Args:
+            new_interval (int): At least 1.
+
+        Raises:
+            ValueError: If `new_interval` is not an int of at least 1.
+        """
         check_count("growth_interval", new_interval, 1)
         super().set_growth_interval(new_interval)
 
@@ -147,15 +168,21 @@ class ScalerState(_TorchGradScaler):
         self._core.initialize(dev, self._init_scale, self._init_growth_tracker)
 
     def scale(self, outputs: Any) -> Any:
-        """Multiplies outputs by the scale, each on its own device; the first call creates it.
+        """Multiplies each output by the scale on the output's device.
+
+        The first call creates the scale.
 
         Args:
-            outputs: a tensor, or a list, tuple, namedtuple or other iterable of such outputs. Lists
-                and tuples keep their type; other iterables become a lazy `map`, as in torch.
+            outputs (Tensor | Iterable): A tensor, or a list, tuple, namedtuple or other iterable,
+                possibly nested. Lists and tuples keep their type. Other iterables become a lazy
+                `map`, as in torch.
+
+        Returns:
+            The scaled outputs.
 
         Raises:
-            TypeError: for a mapping.
-            ValueError: for anything else that is neither a tensor nor iterable.
+            TypeError: If `outputs` is a mapping.
+            ValueError: If `outputs` is neither a tensor nor an iterable.
         """
         if not self._enabled:
             return outputs
@@ -172,7 +199,7 @@ class ScalerState(_TorchGradScaler):
             if not isinstance(outputs, Iterable):
                 raise ValueError("outputs must be a Tensor or an iterable of Tensors")
             return map(self.scale, outputs)
-        # torch's own method may read a copy on the host before it is complete.
+        # torch's method may read an asynchronous copy on the host before the copy is complete.
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(outputs.device)
         scale, _ = self._check_scale_growth_tracker("scale")
@@ -188,15 +215,18 @@ class ScalerState(_TorchGradScaler):
 
     @property
     def step_counts(self) -> Tensor | None:
-        """The counts of ``update()`` on the device; None before the first ``scale()``.
+        """Iteration counts on the device, or None before the first ``scale()``.
 
-        An int64 tensor of shape [3]: number of iterations, number of iterations that skipped a
-        step, and whether the last one did.
+        An int64 tensor with shape [3]: number of iterations, number of iterations that skipped a
+        step, and whether the last iteration skipped a step. ``update()`` ends an iteration.
         """
         return self._core.step_counts
 
     def last_step_skipped(self) -> bool:
-        """Whether the last iteration, up to ``update()``, skipped a step; the host waits."""
+        """Returns whether the last iteration skipped a step; the host waits for the device.
+
+        ``update()`` ends an iteration.
+        """
         return self._enabled and self._core.counts()[2] != 0
 
     def skipped_steps(self) -> int:
@@ -206,9 +236,10 @@ class ScalerState(_TorchGradScaler):
     def scale_history(self) -> ScaleHistory:
         """Returns the last `history_size` iterations; the host waits for the device.
 
+        State dicts do not contain the history.
+
         Returns:
-            Number, loss scale and whether a step was skipped, for each iteration, oldest first. The
-            history is not saved in state dicts.
+            A :class:`ScaleHistory`, oldest iteration first.
         """
         rows = self._core.scale_history()
         return ScaleHistory(
@@ -225,20 +256,23 @@ class ScalerState(_TorchGradScaler):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a state dict of this class or of torch.amp.GradScaler.
+        """Loads a state dict from this class or torch.amp.GradScaler.
+
+        If loading raises, the scaler is unchanged.
 
         Args:
-            state_dict: a result of ``state_dict()``.
+            state_dict (Mapping[str, Any]): A result of ``state_dict()``.
 
         Raises:
-            RuntimeError: if it is empty.
-            KeyError: if a key is missing; the scaler is unchanged.
-            TypeError: if a value is not a number; the scaler is unchanged.
-            ValueError: if a number is out of its range, such as a scale that is not positive and
-                finite; the scaler is unchanged.
+            RuntimeError: If `state_dict` is empty.
+            KeyError: If a key is missing.
+            TypeError: If a value is not a number.
+            ValueError: If a number is out of range, for example a scale that is not positive and
+                finite.
 
         Warns:
-            UserWarning: if the scale is above 2^126, as torch's may be. It becomes 2^126.
+            UserWarning: If the scale is above 2^126, which torch's scaler allows. The scale becomes
+                2^126.
         """
         if not self._enabled or len(state_dict) == 0:
             super().load_state_dict(dict(state_dict))
@@ -248,7 +282,7 @@ class ScalerState(_TorchGradScaler):
             if key not in state_dict:
                 raise KeyError(
                     f"GradScaler.load_state_dict: expected state_dict to hold '{key}', got only "
-                    f"{sorted(state_dict)}. Load what state_dict() returned."
+                    f"{sorted(state_dict)}. Pass a result of state_dict()."
                 )
             values[key] = self._number(key, state_dict[key], convert)
         tracker = state_dict.get("_hysteresis_tracker", self._extras["hysteresis"])
@@ -280,7 +314,7 @@ class ScalerState(_TorchGradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        # The native object cannot be pickled; torch has just saved the values of its tensors.
+        # The native object cannot be pickled. super().__getstate__() saves its tensors' values.
         del state["_core"]
         state["_no_overflow"] = None
         state["_tracked"] = (self._core.hysteresis_tracker(), self._core.counts())
@@ -298,7 +332,7 @@ class ScalerState(_TorchGradScaler):
 
 
 def _loaded_scale(scale: float) -> float:
-    """Returns a saved scale within the bounds; torch's scaler lets it grow beyond."""
+    """Clamps a saved scale to 2^126 with a warning, because torch's scaler has no upper bound."""
     if not LARGEST_SCALE < scale <= torch.finfo(torch.float32).max:
         check_scale("state_dict['scale']", scale)
         return scale

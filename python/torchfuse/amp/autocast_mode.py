@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.amp.autocast for programs that name no device."""
+"""torch.amp.autocast with an optional device type."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ def _traced_region(
 
 
 class autocast(torch.autocast):
-    """torch.amp.autocast that chooses the device: "cuda" where there is one, and else "cpu".
+    """torch.amp.autocast with an optional device: by default "cuda" if available, otherwise "cpu".
 
-    Matrix products, convolutions and other ops that gain from it run in `dtype`; ops that need the
-    range of fp32 run in fp32. A context manager and a decorator, as in torch, also in functions
-    that torch.compile compiles. Use it for the forward pass and the loss, not for the backward.
+    Matrix products, convolutions and other ops that benefit from low precision run in `dtype`. Ops
+    that need fp32's range run in fp32. The class is a context manager and a decorator, as in torch,
+    and also works in functions that torch.compile compiles. Use autocast for the forward pass and
+    the loss, not for the backward pass.
 
     Args:
-        device_type: ``"cuda"``, ``"cpu"`` or another device or type of torch; None: ``"cuda"`` if
-            ``torch.cuda.is_available()``, and else ``"cpu"``, in both cases without a warning.
-        dtype: dtype of the ops that run in low precision; None: torch's for the device, which is
-            fp16 on CUDA and bf16 on the CPU.
-        enabled: False turns autocast off in the region.
-        cache_enabled: whether casts of weights are kept until the outermost region ends; None:
-            unchanged.
+        device_type (str | torch.device | None, default None): ``"cuda"``, ``"cpu"`` or another
+            torch device or device type. None means ``"cuda"`` if ``torch.cuda.is_available()``,
+            otherwise ``"cpu"``, without a warning.
+        dtype (torch.dtype | None, default None): Dtype for ops that run in low precision. None
+            means torch's default for the device: fp16 on CUDA and bf16 on the CPU.
+        enabled (bool, default True): False disables autocast in the region.
+        cache_enabled (bool | None, default None): Whether casted weights are cached until the
+            outermost region ends. None keeps the current setting.
 
     Raises:
-        ValueError: for a bool as `device_type`: unlike here, `enabled` is the first argument of
-            ``torch.cuda.amp.autocast``. Pass it by name.
-        RuntimeError: for a device type that torch cannot autocast.
+        ValueError: If `device_type` is neither a string, a torch.device nor None. In
+            ``torch.cuda.amp.autocast``, the first argument is `enabled`; here, pass `enabled` by
+            name.
+        RuntimeError: If torch does not support autocast for the device type.
 
     Example:
         >>> import torch
@@ -52,8 +55,8 @@ class autocast(torch.autocast):
         torch.bfloat16
 
     Notes:
-        In a function that torch.compile compiles, a graph break inside the region leaves the whole
-        function to Python; functions that it calls are still compiled.
+        If torch.compile encounters a graph break inside the region, the complete function runs in
+        Python. Functions called from there are still compiled.
     """
 
     def __new__(
@@ -63,8 +66,8 @@ class autocast(torch.autocast):
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> Any:
-        """Returns an object of this class, or what stands for it while torch.compile traces."""
-        # torch.compile knows objects of torch's class, but cannot follow a subclass's constructor.
+        """Returns an instance, or an equivalent context manager while torch.compile traces."""
+        # torch.compile supports torch's class but cannot trace a subclass's constructor.
         if torch.compiler.is_dynamo_compiling():
             chosen = chosen_device_type(_CALLER, "enabled", device_type)
             return _traced_region(chosen, dtype, enabled, cache_enabled)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.amp.GradScaler on the native scaler, with the overflow check inside torchfuse's steps."""
+"""torch.amp.GradScaler with the overflow check inside torchfuse's fused steps."""
 
 from __future__ import annotations
 
@@ -20,37 +20,48 @@ from torchfuse.optimizers.stepping import forget_scale
 
 
 class GradScaler(ScalerState):
-    r"""Dynamic loss scaling with the rules, defaults and errors of torch.amp.GradScaler.
+    r"""Dynamic loss scaling with torch.amp.GradScaler's rules, defaults and errors.
 
-    With an optimizer of torchfuse, :meth:`step` is one fused step: the overflow check, the
-    unscaling by :math:`1 / \text{scale}` and the decision to skip happen on the device, gradients
-    are not modified, and the host does not wait. The only exception are gradients on the CPU with a
-    scale on CUDA, as for offloaded parameters: the host waits for the scale. Other optimizers step
-    as with torch's scaler. The scale and all flags keep their tensors between iterations.
+    With a torchfuse optimizer, :meth:`step` is one fused step. The overflow check, the unscaling by
+    :math:`1 / \text{scale}` and the decision to skip happen on the device. Gradients are not
+    modified, and the host does not wait, with one exception: if gradients are on the CPU
+    (offloaded parameters) and the scale is on CUDA, the host waits for the scale. Other optimizers
+    step as with torch's scaler. Every iteration uses the same tensors for the scale and the flags.
 
     Args:
-        device: device type, ``"cuda"`` or ``"cpu"``; None: as :class:`~torchfuse.amp.autocast`.
-        init_scale: initial scale, from 2^-126 to 2^126: fp32 holds its reciprocal with all bits.
-        growth_factor: multiplies the scale after `growth_interval` steps without overflow; above 1.
-        backoff_factor: multiplies the scale after an overflow; above 0 and below 1.
-        growth_interval: number of consecutive steps without overflow before the scale grows, at
-            least 1.
-        enabled: if False, loss scaling is off: ``step`` only calls ``optimizer.step``.
-        hysteresis: number of consecutive overflows after which the scale backs off. Each of them
-            skips its step.
-        min_scale: lower bound when the scale backs off; None, or less: 2^-126.
-        max_scale: upper bound when the scale grows; None, or more: 2^126.
-        dynamic: if False, the scale stays at `init_scale`; overflows still skip their steps.
-        allow_fp16_grads: ``unscale_`` accepts fp16 gradients, which it rounds once more.
-        allow_no_grads: ``step`` and ``update`` accept that no parameter has a gradient; the scale
-            is unchanged then.
-        process_group: processes that hold parts of one model. All of them skip a step if gradients
-            overflow in one of them, so all must make the same calls to the scaler.
-        history_size: number of iterations that ``scale_history()`` returns at most.
+        device (str | torch.device | None, default None): Device type, ``"cuda"`` or ``"cpu"``. None
+            chooses the device as in :class:`~torchfuse.amp.autocast`.
+        init_scale (float, default 65536): Initial scale, from 2^-126 to 2^126, so that the
+            reciprocal is a normal fp32 number.
+        growth_factor (float, default 2): Multiplies the scale after `growth_interval` consecutive
+            steps without overflow; above 1.
+        backoff_factor (float, default 0.5): Multiplies the scale after an overflow; above 0 and
+            below 1.
+        growth_interval (int, default 2000): Number of consecutive steps without overflow before the
+            scale grows; at least 1.
+        enabled (bool, default True): If False, ``step`` only calls ``optimizer.step``.
+        hysteresis (int, default 1): Number of consecutive overflows after which the scale backs
+            off. Every overflow skips the step.
+        min_scale (float | None, default None): Lower bound when the scale backs off. None and
+            values below 2^-126 mean 2^-126.
+        max_scale (float | None, default None): Upper bound when the scale grows. None and values
+            above 2^126 mean 2^126.
+        dynamic (bool, default True): If False, the scale stays at `init_scale`. Overflows still
+            skip the step.
+        allow_fp16_grads (bool, default False): ``unscale_`` accepts fp16 gradients, which are
+            rounded once more.
+        allow_no_grads (bool, default False): ``step`` and ``update`` accept that no parameter has a
+            gradient. The scale is then unchanged.
+        process_group (torch.distributed.ProcessGroup | None, default None): Processes that share
+            one model. If gradients overflow on one rank, all ranks skip the step. All ranks must
+            make the same calls to the scaler.
+        history_size (int, default 0): Maximum number of iterations in ``scale_history()``.
 
     Raises:
-        AssertionError: for a growth factor of at most 1 or a backoff factor of at least 1.
-        ValueError: for another number out of range, or a number as `device`.
+        AssertionError: If `growth_factor` is at most 1 or `backoff_factor` is at least 1.
+        ValueError: If another number is out of range, or `device` is a number.
+        TypeError: If `hysteresis` or `history_size` is not an int, or `process_group` is not a
+            process group.
 
     Example:
         >>> import torch, torchfuse
@@ -64,13 +75,16 @@ class GradScaler(ScalerState):
         (1024.0, False)
 
     Notes:
-        Differences from torch.amp.GradScaler: overflow flags are combined by their maximum, so that
-        they are 0 or 1; ``unscale_`` accepts bf16 gradients on every device; ``scale`` keeps
-        namedtuples and rejects mappings, whose values torch leaves unscaled; ``update`` accepts
-        ints and 1-element tensors of any shape; the scale stays from 2^-126 to 2^126,
-        but for the value of a tensor, which ``update`` does not read;
-        ``load_state_dict`` changes nothing if a key is missing; with hysteresis above 1, the state
-        dict has an additional key.
+        Differences from torch.amp.GradScaler:
+
+        - Overflow flags are combined by their maximum, so flags are 0 or 1.
+        - ``unscale_`` accepts bf16 gradients on every device.
+        - ``scale`` keeps namedtuples, and raises for mappings, whose values torch leaves unscaled.
+        - ``update`` accepts ints, and 1-element tensors with any shape.
+        - The scale stays between 2^-126 and 2^126, except when ``update`` receives a tensor, whose
+          value the host does not read.
+        - ``load_state_dict`` changes nothing if a key is missing.
+        - With `hysteresis` above 1, the state dict has an additional key.
     """
 
     def __init__(
@@ -101,8 +115,8 @@ class GradScaler(ScalerState):
         )
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
-        self._no_overflow: Tensor | None = None  # an argument that only torch's own methods read
-        # Created before torch's constructor, which assigns _scale and _growth_tracker to it.
+        self._no_overflow: Tensor | None = None  # found_inf argument that only torch's methods read
+        # Created before torch's constructor, which assigns _scale and _growth_tracker.
         self._core = _C.GradScalerCore(**self._extras)
         if enabled:
             check_rule(init_scale, growth_factor, backoff_factor, growth_interval)
@@ -113,13 +127,13 @@ class GradScaler(ScalerState):
         """Divides the optimizer's gradients by the scale in place; at most once between updates.
 
         Args:
-            optimizer: any optimizer. Its gradients may be dense or sparse, of fp32, bf16 or fp64,
-                and of fp16 with `allow_fp16_grads`.
+            optimizer (torch.optim.Optimizer): Any optimizer. Gradients may be dense or sparse, in
+                fp32, bf16 or fp64, and in fp16 with `allow_fp16_grads`.
 
         Raises:
-            RuntimeError: if called twice since the last ``update()``, or after ``step()``.
-            ValueError: for fp16 gradients without `allow_fp16_grads`.
-            AssertionError: before the first ``scale()``.
+            RuntimeError: If called twice since the last ``update()``, or after ``step()``.
+            ValueError: If a gradient is fp16, without `allow_fp16_grads`.
+            AssertionError: If called before the first ``scale()``.
         """
         if not self._enabled:
             return
@@ -134,7 +148,7 @@ class GradScaler(ScalerState):
         inv_scale = self._core.inv_scale()
         if self._no_overflow is None or self._no_overflow.device != inv_scale.device:
             self._no_overflow = torch.zeros_like(inv_scale)
-        # Called through torch's private method, which some programs replace.
+        # Called under the name of torch's private method because some programs replace that method.
         state["found_inf_per_device"] = self._unscale_grads_(
             optimizer, inv_scale, self._no_overflow, self._allow_fp16_grads
         )
@@ -147,7 +161,7 @@ class GradScaler(ScalerState):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
-        # The flags of the optimizer replace copies of found_inf, which is always zero.
+        # The core sets its own flags for the optimizer, so found_inf (always 0) is not used.
         params = list(params_of(optimizer))
         flags = self._core.unscale_(id(optimizer), params, inv_scale, allow_fp16)
         return agreed(optimizer, flags)
@@ -160,21 +174,21 @@ class GradScaler(ScalerState):
         return state["found_inf_per_device"]  # type: ignore[no-any-return]
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Unscales the gradients if needed, and updates parameters unless a gradient is non-finite.
+        """Unscales the gradients if needed, and steps unless a gradient is not finite.
 
         Args:
-            optimizer: optimizer to step. One of torchfuse decides on the device; its
-                ``last_step_skipped()`` returns whether the step was skipped.
-            args: passed to ``optimizer.step``.
-            kwargs: passed to ``optimizer.step``.
+            optimizer (torch.optim.Optimizer): Optimizer to step. A torchfuse optimizer decides on
+                the device whether to skip; see the optimizer's ``last_step_skipped()``.
+            args: Passed to ``optimizer.step``.
+            kwargs: Passed to ``optimizer.step``.
 
         Returns:
-            The result of ``optimizer.step``; None if it was not called.
+            The result of ``optimizer.step``, or None if ``optimizer.step`` was not called.
 
         Raises:
-            RuntimeError: for a closure, and for a second call before ``update()``.
-            AssertionError: before the first ``scale()``, or if an optimizer that is not of
-                torchfuse has no gradients and `allow_no_grads` is False.
+            RuntimeError: If a closure is passed, or on a second call before ``update()``.
+            AssertionError: If called before the first ``scale()``; or without `allow_no_grads`, if
+                no gradient exists and the optimizer is not from torchfuse.
         """
         if not (
             self._enabled
@@ -191,14 +205,14 @@ class GradScaler(ScalerState):
             raise RuntimeError("step() has already been called since the last update().")
         try:
             optimizer._scaling = asked = self._request(optimizer, state, scale)
-            # As torch's scaler, for hooks, and for classes whose own step says that it obeys.
+            # Step hooks and user-defined step() methods read these attributes, as with torch.
             optimizer.grad_scale, optimizer.found_inf = asked.grad_scale, asked.found_inf
             result: float | None = optimizer.step(*args, **kwargs)
-            if asked.found_inf_is_output:  # a step of the program's own has said nothing
+            if asked.found_inf_is_output:  # a user-defined step() did not set found_inf
                 for flag in state["found_inf_per_device"].values():
                     flag.zero_()
         except BaseException:
-            # The flag of a check inside a failed step says nothing about the gradients.
+            # After a failed step, a flag that the step should have set is not meaningful.
             if state["stage"] is OptState.READY:
                 state["found_inf_per_device"] = {}
             raise
@@ -211,7 +225,7 @@ class GradScaler(ScalerState):
     def _step_of_another(
         self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
     ) -> float | None:
-        """Steps as torch's scaler does; without gradients, if allowed, only calls the step."""
+        """Steps as torch's scaler does; calls the step unchecked if no gradients are allowed."""
         nothing_to_check = (
             self._enabled
             and self._allow_no_grads
@@ -230,13 +244,13 @@ class GradScaler(ScalerState):
     def _request(
         self, optimizer: FusedOptimizer, state: dict[str, Any], scale: Tensor
     ) -> ScalingRequest:
-        """Returns what the next step of an optimizer of torchfuse unscales, obeys and reports."""
+        """Returns the scale and the overflow flag that the next fused step reads or writes."""
         own_scale = getattr(optimizer, "grad_scale", None)
         asked = ScalingRequest(grad_scale=own_scale)
-        # It may differ from the scale's device; without a gradient there is nothing to check.
+        # May differ from the scale's device. None means that there is no gradient to check.
         device = device_of_gradients(optimizer)
         scaled = state["stage"] is OptState.READY
-        # Flags combined over processes must be known before the step: they need a separate check.
+        # Flags that are combined over processes need a separate check before the step.
         check_first = scaled and self._extras["process_group"] is not None
         if check_first:
             self._check_inf_per_device(optimizer)
@@ -258,13 +272,14 @@ class GradScaler(ScalerState):
         """Updates the scale on the device, from the overflows found since the last call.
 
         Args:
-            new_scale: value to set the scale to instead; a tensor's value is copied.
+            new_scale (float | Tensor | None, default None): New scale, instead of an update by the
+                rule. A tensor's value is copied on the device.
 
         Raises:
-            AssertionError: before the first ``scale()``; if no gradients were checked since the
-                last call; or for a tensor of several elements, of another device type or that
-                requires a gradient.
-            ValueError: for a number that is not from 2^-126 to 2^126.
+            AssertionError: If called before the first ``scale()``, if no gradients were checked
+                since the last call, or if a tensor `new_scale` has several elements, is on another
+                device type or requires a gradient.
+            ValueError: If a number `new_scale` is not between 2^-126 and 2^126.
         """
         if not self._enabled:
             return

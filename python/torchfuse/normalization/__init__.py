@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layer and RMS normalization, one kernel each way."""
+"""Layer and RMS normalization with one kernel per forward and backward pass."""
 
 from torchfuse.normalization._functions import (
     fused_layer_norm,

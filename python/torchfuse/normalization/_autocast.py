@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What autocast means to apex's normalization.
+"""Chooses the dtype of normalization under autocast, as apex does.
 
-Under torch's autocast, apex's modules and functions convert fp32 inputs. Under O1 of apex.amp they
-do not: O1 patches functions of torch, and normalization is not among these. Our O1 runs forward
-passes under torch's autocast instead, which normalization must tell from a program's own.
+Under torch's autocast, apex's normalization converts fp32 inputs. Under O1 in apex.amp, the inputs
+are not converted, because O1 patches torch's functions but not apex's normalization. torchfuse.apex
+implements O1 with torch's autocast, so normalization must distinguish O1 from other autocast.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-#: Forward passes under O1 that run now, in all threads, by the dtype of their autocast. A dtype
-#: that no model has used is absent.
+#: Number of O1 forward passes that are running in all threads, by autocast dtype. Contains only
+#: dtypes that O1 has used.
 _running: dict[torch.dtype, int] = {}
 _lock = threading.Lock()
 
 
 @contextmanager
 def forward_under_o1(dtype: torch.dtype) -> Iterator[None]:
-    """Around a forward pass that O1 of apex.amp runs under autocast with `dtype`."""
+    """Marks a forward pass that apex.amp's O1 runs under autocast with `dtype`."""
     with _lock:
         _running[dtype] = _running.get(dtype, 0) + 1
     try:
@@ -34,13 +34,13 @@ def forward_under_o1(dtype: torch.dtype) -> Iterator[None]:
 
 
 def cast_dtype(input: Tensor) -> torch.dtype | None:
-    """Returns the dtype that autocast asks for on the input's device; None: it asks for none.
+    """Returns the autocast dtype for the input's device, or None without autocast and under O1.
 
-    A backward pass that repeats part of a forward pass restores its autocast and nothing else, so
-    an autocast that O1 has used is taken for O1's there.
+    A recomputation in the backward pass only restores the autocast state. So during recomputation,
+    autocast with a dtype that O1 has used is assumed to be O1's.
     """
     device_type = input.device.type
-    # torch has no autocast for meta tensors, and says so with an error.
+    # torch.is_autocast_enabled("meta") raises.
     if input.is_meta or not torch.is_autocast_enabled(device_type):
         return None
     dtype = torch.get_autocast_dtype(device_type)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layer and RMS normalization as functions, with apex's names and order of arguments."""
+"""Layer and RMS normalization as functions, with apex's names and argument order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchfuse._transforms import needs_torch
 
 
 def as_shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns a number or a sequence of sizes as a tuple."""
+    """Converts `normalized_shape` to a tuple."""
     if isinstance(normalized_shape, numbers.Integral):
         return (int(normalized_shape),)
     return tuple(normalized_shape)  # type: ignore[arg-type]
@@ -34,12 +34,8 @@ def normalize(
 ) -> Tensor:
     """Normalizes the last dimensions of `input` in one op, as `fused_layer_norm_affine`.
 
-    `caller` is named in error messages, `rms` subtracts no mean, and `dtype` is that of the output,
-    the input's for None.
-
-    Raises:
-        ValueError: if `normalized_shape` is not the shape of the input's last dimensions.
-        RuntimeError: for a tensor of another dtype or device, naming it.
+    Error messages begin with `caller`. With `rms`, the mean is not subtracted. `dtype` is the
+    output's dtype; None means the input's dtype.
     """
     shape = as_shape(normalized_shape)
     if not shape or tuple(input.shape[-len(shape) :]) != shape:
@@ -50,7 +46,7 @@ def normalize(
     wanted = input.dtype if dtype is None else dtype
     if needs_torch(input, weight, bias):
         return _normalize_in_torch(input, shape, weight, bias, eps, rms).to(wanted)
-    # The op writes the input's dtype or fp32.
+    # The op supports outputs in the input's dtype and in fp32 only.
     written = wanted if wanted == input.dtype else torch.float32
     if input.dtype == torch.float64:
         written = torch.float64
@@ -76,12 +72,12 @@ def _normalize_in_torch(
     eps: float,
     rms: bool,
 ) -> Tensor:
-    """The same in torch's operators, which transforms and exported programs know."""
-    # Not promote_types(), which an exported program would call.
+    """Computes normalize() with torch's operators, for transforms and export."""
+    # promote_types() would become an operation of an exported program.
     compute = torch.float64 if input.dtype == torch.float64 else torch.float32
     wide = input.to(compute)
     weight = None if weight is None else weight.to(compute)
-    if rms:  # rms_norm() is unknown to one exporter
+    if rms:  # not rms_norm(), which one exporter does not support
         dims = tuple(range(-len(shape), 0))
         output = wide * torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps)
         return output if weight is None else output * weight
@@ -97,26 +93,31 @@ def fused_layer_norm_affine(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
-    r"""Layer normalization with weight and bias, on the CPU and on CUDA.
+    r"""Layer normalization (Ba, Kiros and Hinton 2016) with weight and bias, on CPU and CUDA.
 
     .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
 
     Args:
-        input: fp32, fp16, bf16 or fp64; its last dimensions are `normalized_shape`.
-        weight: :math:`\gamma`, of shape `normalized_shape`, of any of these dtypes. None: 1.
-        bias: :math:`\beta`, likewise. None: 0.
-        normalized_shape: sizes of the dimensions that mean and variance are taken over.
-        eps: :math:`\epsilon`, added to the biased variance. The default is apex's; torch's and that
-            of the modules is 1e-5.
-        memory_efficient: keep the output for the backward pass instead of the input. The normalized
-            input is recomputed from it, with weights nearer to 0 than 1e-5 taken as 1e-5.
+        input (Tensor): Tensor whose last dimensions have the sizes `normalized_shape`; fp32, fp16,
+            bf16 or fp64.
+        weight (Tensor | None): :math:`\gamma`, with shape `normalized_shape` and any of these
+            dtypes. None means 1.
+        bias (Tensor | None): :math:`\beta`, with shape `normalized_shape` and any of these dtypes.
+            None means 0.
+        normalized_shape (int | Sequence[int]): Sizes of the last dimensions, over which mean and
+            variance are computed.
+        eps (float, default 1e-6): :math:`\epsilon`, added to the biased variance. apex has the same
+            default for functions; the modules and torch have 1e-5.
+        memory_efficient (bool, default False): Save the output for the backward pass instead of the
+            input. The backward pass recomputes the normalized input from the output, with weights
+            of magnitude below 1e-5 replaced by 1e-5.
 
     Returns:
-        The output, of the input's shape and dtype, contiguous.
+        The contiguous output, with the input's shape and dtype.
 
     Raises:
-        ValueError: if `normalized_shape` is not the shape of the input's last dimensions.
-        RuntimeError: for a tensor of another dtype or device, naming it.
+        ValueError: If the input's last dimensions differ from `normalized_shape`.
+        RuntimeError: If a tensor's dtype or device is not supported. The message names the tensor.
 
     Example:
         >>> import torch
@@ -142,7 +143,7 @@ def fused_layer_norm(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
-    """`fused_layer_norm_affine` without weight and bias."""
+    """Normalizes like `fused_layer_norm_affine`, without weight and bias."""
     return normalize(
         "fused_layer_norm", input, normalized_shape, eps=eps, memory_efficient=memory_efficient
     )
@@ -156,7 +157,7 @@ def mixed_dtype_fused_layer_norm_affine(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
-    """`fused_layer_norm_affine` with an output in the dtype of the weight."""
+    """Normalizes like `fused_layer_norm_affine`, with an output in the weight's dtype."""
     return normalize(
         "mixed_dtype_fused_layer_norm_affine",
         input,
@@ -180,7 +181,7 @@ def fused_rms_norm_affine(
 
     .. math:: y = \frac{x}{\sqrt{\mathrm{E}[x^2] + \epsilon}} \gamma
 
-    Arguments and errors are those of `fused_layer_norm_affine`.
+    See `fused_layer_norm_affine` for arguments and errors.
 
     Example:
         >>> import torch
@@ -205,7 +206,7 @@ def fused_rms_norm(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
-    """`fused_rms_norm_affine` without a weight."""
+    """Normalizes like `fused_rms_norm_affine`, without a weight."""
     return normalize(
         "fused_rms_norm",
         input,
@@ -223,7 +224,7 @@ def mixed_dtype_fused_rms_norm_affine(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
-    """`fused_rms_norm_affine` with an output in the dtype of the weight."""
+    """Normalizes like `fused_rms_norm_affine`, with an output in the weight's dtype."""
     return normalize(
         "mixed_dtype_fused_rms_norm_affine",
         input,

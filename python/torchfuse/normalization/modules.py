@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layer and RMS normalization as modules, with the names and arguments of apex's."""
+"""Layer and RMS normalization as modules, with apex's names and arguments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchfuse.normalization._functions import as_shape, normalize
 
 
 class _Normalization(nn.Module):
-    """The parameters of a normalization of the last dimensions, and its forward pass."""
+    """Base class with the parameters and the forward pass."""
 
     _rms = False
     _weight_dtype_out = False
 
-    if TYPE_CHECKING:  # torch.jit.script() does not know these types
+    if TYPE_CHECKING:  # torch.jit.script() does not support these annotations
         weight: nn.Parameter | None
         bias: nn.Parameter | None
 
@@ -59,11 +59,17 @@ class _Normalization(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalizes the last dimensions of `input`, which have the shape `normalized_shape`.
+        """Normalizes the last dimensions of `input`, which must have the sizes `normalized_shape`.
 
-        Under torch's autocast, an fp32 input is converted to autocast's dtype first, as in apex's
-        modules. Under O1 of `apex.amp` it stays as it is, as there. Where torch.jit, torch.fx,
-        torch.export or torch.onnx makes a program of the model, the program has torch's operator.
+        Under torch's autocast, an fp32 input is first converted to autocast's dtype, as in apex.
+        Under O1 in `apex.amp`, the input is not converted, also as in apex. Programs recorded by
+        torch.jit, torch.fx, torch.export or torch.onnx contain torch's operator.
+
+        Args:
+            input (Tensor): fp32, fp16, bf16 or fp64.
+
+        Returns:
+            A tensor with the input's shape.
         """
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             output = self._in_torch(input)
@@ -72,7 +78,7 @@ class _Normalization(nn.Module):
         return output
 
     def _in_torch(self, input: Tensor) -> Tensor:
-        """The forward pass as TorchScript and torch.fx read it."""
+        """Runs the forward pass with torch's operator, for TorchScript and torch.fx."""
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def _normalized(self, input: Tensor) -> Tensor:
@@ -96,36 +102,38 @@ class _Normalization(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Describes the module for `repr`."""
+        """Returns the arguments for `repr`."""
         return (
             f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
         )
 
 
 class FusedLayerNorm(_Normalization):
-    r"""Layer normalization (Ba, Kiros and Hinton 2016), one kernel each way, on CPU and CUDA.
+    r"""Layer normalization (Ba, Kiros and Hinton 2016), one kernel per pass, on CPU and CUDA.
 
     .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
 
-    over the last dimensions, as `torch.nn.LayerNorm`, whose state dict it has. Moments are computed
-    in fp32, and in fp64 for fp64 inputs; the variance is computed about the mean. Gradients of
-    weight and bias have the same bits on every run and, on the CPU, for every number of threads.
+    over the last dimensions, as in `torch.nn.LayerNorm`, with the same state dict. The output has
+    the input's dtype; see `forward` for autocast. Moments are computed in fp32, and in fp64 for
+    fp64 inputs. The variance is computed about the mean. Gradients for weight and bias are
+    bit-identical on every run and, on the CPU, for any number of threads.
 
     Args:
-        normalized_shape: a size or sizes of the last dimensions.
-        eps: :math:`\epsilon`, added to the biased variance.
-        elementwise_affine: have `weight` :math:`\gamma` and `bias` :math:`\beta`.
-        memory_efficient: keep the output for the backward pass instead of the input; see
-            `fused_layer_norm_affine`. Gradients cannot be differentiated again.
-        bias: have `bias`, as in torch.
-        device: device of the parameters.
-        dtype: dtype of the parameters; it may differ from the input's, which the output has. Under
-            torch's autocast an fp32 input, and with it the output, gets autocast's dtype, as in
-            apex; under O1 of `apex.amp` it does not, as there.
+        normalized_shape (int | Sequence[int]): Sizes of the last dimensions.
+        eps (float, default 1e-5): :math:`\epsilon`, added to the biased variance.
+        elementwise_affine (bool, default True): Create `weight` :math:`\gamma` and `bias`
+            :math:`\beta`.
+        memory_efficient (bool, default False): Save the output for the backward pass instead of the
+            input; see `fused_layer_norm_affine`. Gradients cannot be differentiated again.
+        bias (bool, default True): Create `bias`, as in torch.
+        device (torch.device | str | None, default None): Parameter device.
+        dtype (torch.dtype | None, default None): Parameter dtype, which may differ from the input's
+            dtype.
 
     Raises:
-        ValueError: in the forward pass, if the input does not end in `normalized_shape`.
-        RuntimeError: in the forward pass, for an input of another dtype or device.
+        ValueError: In the forward pass, if the input's last dimensions differ from
+            `normalized_shape`.
+        RuntimeError: In the forward pass, if the input's dtype or device is not supported.
 
     Example:
         >>> import torch
@@ -152,13 +160,13 @@ class FusedLayerNorm(_Normalization):
 
 
 class FusedRMSNorm(_Normalization):
-    r"""RMS normalization (Zhang and Sennrich 2019), one kernel each way, on the CPU and on CUDA.
+    r"""RMS normalization (Zhang and Sennrich 2019), one kernel per pass, on the CPU and on CUDA.
 
     .. math:: y = \frac{x}{\sqrt{\mathrm{E}[x^2] + \epsilon}} \gamma
 
-    over the last dimensions, as `torch.nn.RMSNorm`, whose state dict it has. It has no bias. The
-    arguments and errors are those of :class:`FusedLayerNorm`; torch's default for `eps` is the
-    spacing of the input's dtype at 1.
+    over the last dimensions, as in `torch.nn.RMSNorm`, with the same state dict. There is no bias.
+    See :class:`FusedLayerNorm` for the other arguments and the errors. `eps` defaults to 1e-5, as
+    in apex; torch's default is the machine epsilon of the input's dtype.
 
     Example:
         >>> import torch
@@ -189,7 +197,7 @@ class FusedRMSNorm(_Normalization):
 
 
 class _Mixed(_Normalization):
-    """What makes the output have the weight's dtype."""
+    """Mixin for an output in the weight's dtype."""
 
     _weight_dtype_out = True
 
@@ -211,19 +219,19 @@ class _Mixed(_Normalization):
 
 
 class MixedFusedLayerNorm(_Mixed, FusedLayerNorm):
-    """:class:`FusedLayerNorm` with an output in the dtype of the weight, as apex's for Megatron.
+    """:class:`FusedLayerNorm` with an output in the weight's dtype, as apex's class for Megatron.
 
-    Under torch's autocast the output of an fp32 weight has autocast's dtype, as in apex.
+    Under torch's autocast and with an fp32 weight, the output has autocast's dtype, as in apex.
 
     Args:
-        normalized_shape: a size or sizes of the last dimensions.
-        eps: added to the biased variance.
-        memory_efficient: as in :class:`FusedLayerNorm`.
-        **options: `bias`, `device` and `dtype` as in :class:`FusedLayerNorm`; `elementwise_affine`
+        normalized_shape (int | Sequence[int]): Sizes of the last dimensions.
+        eps (float, default 1e-5): Added to the biased variance.
+        memory_efficient (bool, default False): See :class:`FusedLayerNorm`.
+        **options: `bias`, `device` and `dtype`; see :class:`FusedLayerNorm`. `elementwise_affine`
             must be True.
 
     Raises:
-        RuntimeError: if `elementwise_affine` is False.
+        RuntimeError: If `elementwise_affine` is False.
 
     Example:
         >>> import torch
@@ -238,9 +246,9 @@ class MixedFusedLayerNorm(_Mixed, FusedLayerNorm):
 
 
 class MixedFusedRMSNorm(_Mixed, FusedRMSNorm):
-    """:class:`FusedRMSNorm` with an output in the dtype of the weight.
+    """:class:`FusedRMSNorm` with an output in the weight's dtype.
 
-    Arguments and errors are those of :class:`MixedFusedLayerNorm`; there is no bias.
+    See :class:`MixedFusedLayerNorm` for arguments and errors. There is no bias.
 
     Example:
         >>> import torch

@@ -336,7 +336,7 @@ def test_sparse_gradients_of_our_optimizer() -> None:
     ],
 )
 def test_numbers_out_of_range(name: str, bad: Any) -> None:
-    ranges = "(positive and finite|an int of at least 1, of 64 bits)"
+    ranges = "(positive and finite|a 64-bit int of at least 1)"
     message = f"GradScaler: expected {name} to be {ranges}, got"
     with pytest.raises(ValueError, match=message):
         GradScaler("cpu", **{name: bad})
