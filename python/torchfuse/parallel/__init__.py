@@ -25,11 +25,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Names what to use for a class of C++ that a program looks for here."""
+    """Raises an error that names alternatives for ShardedOptimizer, which exists in C++ only."""
     if name == "ShardedOptimizer":
         # `from torchfuse.parallel import ...` would hide the message of an AttributeError.
         raise ImportError(
-            "torchfuse.parallel.ShardedOptimizer: expected a class of Python, got one of C++. Use "
+            "torchfuse.parallel.ShardedOptimizer exists in C++ only. In Python, use "
             "torch.distributed.fsdp.fully_shard, or torch.distributed.optim."
             "ZeroRedundancyOptimizer with optimizer_class=functools.partial(FusedAdam, "
             "norm_groups=[group], ...)."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of the arguments of DistributedDataParallel."""
+"""Checks the arguments of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def check_removed(shared_param: bool | None, split_factor: float | None) -> None
     if shared_param is not None:
         raise ValueError(
             f"{_NAME}: expected shared_param to be None, got {shared_param!r}. Shared parameters "
-            "need no option; to reduce after the backward pass, give delay_allreduce=True."
+            "need no option. To reduce after the backward pass, pass delay_allreduce=True."
         )
     if split_factor is not None:
         raise ValueError(
             f"{_NAME}: expected gradient_average_split_factor to be None, got {split_factor!r}. "
-            "Give gradient_predivide_factor."
+            "Pass gradient_predivide_factor."
         )
 
 
@@ -35,12 +35,12 @@ def check_delayed(delay: bool, streams: int, triggers: Iterable[Tensor] | None) 
     if delay and streams > 1:
         raise ValueError(
             f"{_NAME}: expected num_allreduce_streams to be 1 with delay_allreduce=True, "
-            f"got {streams}. Leave one of them out."
+            f"got {streams}. Pass only one of these arguments."
         )
     if delay and triggers is not None:
         raise ValueError(
             f"{_NAME}: expected allreduce_trigger_params to be None with delay_allreduce=True, "
-            "got parameters. Leave one of them out."
+            "got parameters. Pass only one of these arguments."
         )
 
 
@@ -57,7 +57,7 @@ def check_trigger_params(module: nn.Module, triggers: Iterable[Tensor] | None) -
         if id(parameter) not in known:
             raise ValueError(
                 f"{_NAME}: expected allreduce_trigger_params[{index}] to be a parameter of module, "
-                f"got {type(parameter).__name__}. Take it from module.parameters()."
+                f"got {type(parameter).__name__}. Use items of module.parameters()."
             )
 
 
@@ -66,14 +66,14 @@ def check_communicators(communicators: Sequence[Sequence[Any]] | None, streams: 
         return
     if streams == 1 or [len(items) for items in communicators] != [streams, streams]:
         raise ValueError(
-            f"{_NAME}: expected allreduce_communicators to hold as many groups and as many streams "
-            f"as num_allreduce_streams, 2 or more, got {[len(items) for items in communicators]} "
-            f"and num_allreduce_streams={streams}."
+            f"{_NAME}: expected allreduce_communicators to contain num_allreduce_streams groups "
+            f"and as many streams, at least 2, got {[len(items) for items in communicators]} and "
+            f"num_allreduce_streams={streams}."
         )
     for index, group in enumerate(communicators[0]):
         if dist.get_world_size(group) != dist.get_world_size():
             raise ValueError(
                 f"{_NAME}: expected allreduce_communicators[0][{index}] to span all "
-                f"{dist.get_world_size()} processes, got {dist.get_world_size(group)}. The default "
-                "group is the one in use."
+                f"{dist.get_world_size()} processes, got {dist.get_world_size(group)}. Gradients "
+                "are always reduced over the default group."
             )

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ends the threads of process groups before the interpreter finalizes itself.
+"""Joins the threads of process groups before the interpreter finalizes.
 
-A thread of a Gloo group acquires the GIL to release a collective's tensors. Once the interpreter
-finalizes itself, acquiring it ends the process:
-"terminate called without an active exception". The threads are joined when the last reference to
-their group is dropped. After `destroy_process_group()` other references may remain: in models and
-optimizers, in the meshes that torch's caches of DTensor operators keep, and in functions of torch
-that were defined while it was the default group.
+Gloo threads acquire the GIL to release a collective's tensors. During interpreter finalization,
+acquiring the GIL aborts the process with "terminate called without an active exception". A group's
+threads are joined when the last reference to the group is dropped. After `destroy_process_group()`,
+references may remain in models and optimizers, in device meshes that torch's DTensor caches keep,
+and in torch functions that were defined while the group was the default group.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ _REDUCERS = ("logger", "reducer")
 
 
 class Engine(DistributedDataParallel):
-    """torch's class, which releases its process group in a safe order."""
+    """torch's DistributedDataParallel, which here releases the process group last."""
 
     def __del__(self) -> None:
         _release_reducers(self)
 
 
 def _release_reducers(holder: object) -> None:
-    """Releases the group of an object that cannot be used afterwards.
+    """Releases the process group and the reducer; the object cannot be used afterwards.
 
-    The group's Python object is dropped last, because it releases the GIL while the threads are
-    joined. torch's reducer does not, so threads that wait for the GIL would never end.
+    The group's Python object is dropped last, because dropping it releases the GIL while threads
+    are joined. torch's reducer keeps the GIL, so threads that wait for the GIL would never end.
     """
     attributes = vars(holder)
     group = attributes.pop("process_group", None)
@@ -47,11 +46,11 @@ def _release_reducers(holder: object) -> None:
 
 @atexit.register
 def _release_groups() -> None:
-    """Drops the remaining references to groups that the program has destroyed."""
+    """Drops the remaining references to process groups that were destroyed."""
     if dist.is_initialized() or not _has_gloo_threads():
         return
     objects = gc.get_objects()
-    # Garbage collection does not list dictionaries of groups alone, such as a mesh's.
+    # The garbage collector does not track dicts that contain only groups, such as a mesh's.
     objects += [
         value
         for item in objects
@@ -61,22 +60,22 @@ def _release_groups() -> None:
     holders = [item for item in objects if _groups_of(_values_of(item))]
     groups = [group for holder in holders for group in _groups_of(_values_of(holder))]
     for item in objects:
-        # Its type is asked: proxies import modules or warn when they are asked for their class.
+        # Not isinstance(), because proxies import modules or warn when __class__ is read.
         if issubclass(type(item), DistributedDataParallel):
             _release_reducers(item)
     for holder in holders:
         _let_go(holder)
     del objects, holders
     if groups:
-        gc.collect()  # Frees models in cycles before the group's last Python object.
+        gc.collect()  # frees models in cycles before the group's last Python object
 
 
 def _has_gloo_threads() -> bool:
-    """Whether there is anything to end: a large program has many objects to look through."""
+    """Whether Gloo threads exist. If not, the search through all objects can be skipped."""
     for task in Path("/proc/self/task").iterdir():
         try:
             name = (task / "comm").read_text()
-        except FileNotFoundError:  # it has ended in the meantime
+        except FileNotFoundError:  # the thread has just ended
             continue
         if name.startswith("pt_gloo"):
             return True
@@ -84,7 +83,7 @@ def _has_gloo_threads() -> bool:
 
 
 def _values_of(holder: object) -> Iterable[object]:
-    """What a holder has; of a function, what it has as default arguments."""
+    """Returns the objects that `holder` refers to; for a function, the default arguments."""
     if type(holder) is FunctionType:
         return holder.__defaults__ or ()
     return gc.get_referents(holder)
@@ -99,10 +98,10 @@ def _without_groups(values: Iterable[Any]) -> list[Any]:
 
 
 def _let_go(holder: Any) -> None:
-    """Writes None in the place of each group."""
+    """Replaces each process group in `holder` with None."""
     if type(holder) is FunctionType:
         holder.__defaults__ = tuple(_without_groups(holder.__defaults__ or ()))
-    elif type(holder) is CellType:  # a variable that functions share
+    elif type(holder) is CellType:  # a closure's variable
         holder.cell_contents = None
     elif issubclass(type(holder), set):
         holder.difference_update(_groups_of(holder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks that the processes of the default group agree before they communicate."""
+"""Checks that all ranks of the default group agree before communicating."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchfuse import _C
 
 
 def require_group(who: str) -> None:
-    """Raises RuntimeError without a process group."""
+    """Raises RuntimeError if torch.distributed has no process group."""
     if not dist.is_initialized():
         raise RuntimeError(
             f"{who}: expected torch.distributed to have a process group, got none. "
@@ -25,49 +25,50 @@ def require_group(who: str) -> None:
 
 
 def require_name(who: str, group: dist.ProcessGroup) -> str:
-    """Returns the name by which native code finds a group; RuntimeError if it has none."""
+    """Returns the group's name, which native code uses to find the group."""
     try:
         return str(group.group_name)
     except RuntimeError as error:
         raise RuntimeError(
-            f"{who}: expected process_group to have a name, by which native code finds it, got a "
-            f"{type(group).__name__} without. Use a group of torch.distributed.new_group()."
+            f"{who}: expected process_group to have a name, got a {type(group).__name__} without a "
+            "name. Create the group with torch.distributed.new_group()."
         ) from error
 
 
 def check_parameters(who: str, module: nn.Module) -> None:
-    """Rejects parameters that the group cannot reduce, or that differ between its processes."""
+    """Raises for parameters that the group cannot reduce or that differ between ranks."""
     backends = dist.get_backend_config()
     descriptions = []
     for name, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(
-                f"{who}: expected parameter '{name}' of module to have a shape, got a lazy one. "
-                "Call the module once before."
+                f"{who}: expected parameter '{name}' of module to have a shape, got a lazy "
+                "parameter. Call the module once first."
             )
         if f"{parameter.device.type}:" not in backends:
             raise ValueError(
                 f"{who}: expected parameter '{name}' of module to be on a device of the process "
-                f"group's backends ({backends}), got {parameter.device}. Move the module there."
+                f"group's backends ({backends}), got {parameter.device}. Move the module to a "
+                "supported device."
             )
         descriptions.append(
             f"'{name}' of shape {tuple(parameter.shape)}, dtype {parameter.dtype}, "
             f"requires_grad={parameter.requires_grad}"
         )
-    remedy = "Build the same module everywhere."
+    remedy = "Build the same module on all ranks."
     check_same(f"{who}: expected the parameters of module", descriptions, remedy)
 
 
 def check_gradients(who: str, named: Mapping[str, Tensor | None]) -> None:
-    """Rejects sparse gradients, and those whose shape, dtype or layout differs between ranks."""
+    """Raises for sparse gradients, and if shapes, dtypes or layouts differ between ranks."""
     descriptions = [f"{name}: {_describe(grad)}" for name, grad in named.items()]
-    remedy = "Let every process compute the gradients of the same parameters."
+    remedy = "Compute gradients for the same parameters on all ranks."
     check_same(f"{who}: expected the gradients", descriptions, remedy)
     for name, grad in named.items():
         if grad is not None and grad.layout is not torch.strided:
             raise ValueError(
                 f"{who}: expected {name} to be dense, got layout {grad.layout}. "
-                "Reduce it separately with torch.distributed.all_reduce."
+                "Reduce sparse gradients separately with torch.distributed.all_reduce."
             )
 
 
@@ -78,9 +79,9 @@ def _describe(grad: Tensor | None) -> str:
 
 
 def check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
-    """Raises RuntimeError in all processes if one's descriptions differ from those of rank 0.
+    """Raises RuntimeError on all ranks if the descriptions differ between ranks.
 
-    The processes compare checksums. They gather the descriptions only if these differ.
+    The ranks compare checksums, and gather the descriptions only if the checksums differ.
     """
     size = dist.get_world_size()
     if size == 1:
@@ -88,7 +89,7 @@ def check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
     digest = hashlib.sha256("\n".join(descriptions).encode()).digest()
     checksum = int.from_bytes(digest[:8], "big", signed=True)
     who, _, compared = expected.partition(": expected ")
-    # The largest checksum, and the complement of the smallest.
+    # The maximum gives the largest checksum and the complement of the smallest checksum.
     ends = torch.tensor([checksum, ~checksum], dtype=torch.int64, device=_device_of_group())
     with _naming(who, f"the comparison of {compared}"):
         dist.all_reduce(ends, dist.ReduceOp.MAX)
@@ -107,7 +108,7 @@ def check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
 
 @contextmanager
 def _naming(who: str, what: str) -> Iterator[None]:
-    """Adds to a backend's errors, which name addresses only, the collective and missing ranks."""
+    """Adds the collective and the missing ranks to a backend's error, which only has addresses."""
     try:
         yield
     except RuntimeError as error:
@@ -121,9 +122,9 @@ def _naming(who: str, what: str) -> Iterator[None]:
 
 
 def _device_of_group() -> torch.device:
-    """Returns a device that every process of the group can send from; the CPU if possible.
+    """Returns a device that the group's backends support on every rank; the CPU if possible.
 
-    It must not depend on anything that may differ between processes, such as devices of tensors.
+    The choice must not depend on values that may differ between ranks, such as tensor devices.
     """
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Recognizes forward passes that activation checkpointing repeats, and reuses their moments.
+"""Detects forward passes that activation checkpointing recomputes, and reuses reduced moments.
 
-Non-reentrant `torch.utils.checkpoint` creates one frame for each region that it runs. Its hooks for
-saved tensors refer to that frame, in the first run and in the recomputation. So a pass inside these
-hooks stores its reduced moments with the frame, and the n-th pass of a layer in a recomputation
-reuses those of the n-th pass of the layer in the first run. Tensors are never compared. The moments
-are freed with the frame, which lives as long as the region's part of the graph.
+Non-reentrant `torch.utils.checkpoint` creates one frame for each checkpointed region. The region's
+saved-tensor hooks refer to the frame, both in the first run and in the recomputation. In the first
+run, each layer stores the reduced moments with the frame. In the recomputation, the layer's n-th
+pass reuses the moments from the layer's n-th pass in the first run. Tensors are never compared. The
+moments are freed with the frame, which lives as long as the region's part of the graph.
 
-Where no frame is visible (reentrant checkpointing, nested regions, other hooks on top), nothing is
-stored and nothing is found: the repeated pass communicates again.
+With reentrant checkpointing, nested regions or other hooks on top, the frame is not visible. Then
+moments are neither stored nor reused, and the recomputed pass communicates again.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _CheckpointFrame
 
-# Moments of each layer's passes in a region, in order.
+# Reduced moments by frame and layer, in the order of the layer's passes.
 _moments: WeakKeyDictionary[Any, dict[nn.Module, list[Tensor]]] = WeakKeyDictionary()
-# How many of them a recomputation has used. Each recomputation has its own hook.
+# Number of moments that a recomputation has used, by hook and layer. Each recomputation has its own
+# hook.
 _taken: WeakKeyDictionary[Any, dict[nn.Module, int]] = WeakKeyDictionary()
 
 
 def _hook() -> Any:
-    """Returns the hook that the innermost region calls with saved tensors; None without one."""
+    """Returns the innermost region's hook for saved tensors, or None."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
 
 
 def _held_by(hook: Any) -> Iterator[Any]:
-    # From torch 2.15 on, the recomputation's hook is wrapped so that the compiler ignores it.
+    # Since torch 2.15, the recomputation's hook is wrapped so that the compiler ignores the hook.
     for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
         yield cell.cell_contents
 
 
 def _frame_of_repetition(hook: Any) -> Any:
-    """Returns the frame to which a recomputation's hook has a weak reference, or None."""
+    """Returns the frame if `hook` belongs to a recomputation, or None."""
     for held in _held_by(hook):
         if isinstance(held, ReferenceType) and isinstance(held(), _CheckpointFrame):
             return held()
@@ -49,9 +50,10 @@ def _frame_of_repetition(hook: Any) -> Any:
 
 
 def is_repeated() -> bool:
-    """Whether this pass runs in a backward pass, or in a region recomputed outside of one.
+    """Whether this forward pass is a recomputation.
 
-    Every kind of checkpointing repeats passes there, including implementations other than torch's.
+    True inside every backward pass, where all checkpointing implementations recompute, and in a
+    region of torch.utils.checkpoint that is recomputed outside a backward pass.
     """
     if torch.compiler.is_compiling():
         return False
@@ -59,7 +61,7 @@ def is_repeated() -> bool:
 
 
 def keep(layer: nn.Module, packed: Tensor) -> None:
-    """Stores the reduced moments of this pass of `layer`, if the pass may be repeated."""
+    """Stores the reduced moments from this pass of `layer` if the pass may be recomputed."""
     if torch.compiler.is_compiling():
         return
     for held in _held_by(_hook()):
@@ -68,7 +70,7 @@ def keep(layer: nn.Module, packed: Tensor) -> None:
 
 
 def moments_of_first(layer: nn.Module) -> Tensor | None:
-    """Returns the moments of the pass that this one of `layer` repeats; None if unknown."""
+    """Returns the first run's moments if this pass of `layer` is a recomputation, or None."""
     if torch.compiler.is_compiling():
         return None
     hook = _hook()

@@ -12,14 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from torchfuse.parallel.sync_batch_norm import SyncBatchNorm
 
-# The attributes that hold hooks, and those that say how torch calls each hook.
+# Attributes that contain hooks or describe how torch calls each hook.
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 _SETTINGS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
 _ORIGIN = "_converted_from"
 
 
 class _BatchNormOfAnyDimension(_BatchNorm):
-    """The reverted form of a layer that was created as `SyncBatchNorm`."""
+    """Batch normalization for a reverted layer that was created as `SyncBatchNorm`."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -34,27 +34,33 @@ def convert_syncbn_model(
     own_communicator: bool = False,
     deterministic: bool = False,
 ) -> nn.Module:
-    """Replaces the batch normalization layers of a model with `SyncBatchNorm`.
+    """Replaces a model's batch normalization layers with `SyncBatchNorm`.
 
-    The new layers have the same parameter, buffer and hook objects, so existing optimizers stay
-    valid; the training flag, dtype, device and `requires_grad` are kept. A layer that occurs twice
-    is replaced with one. Instance normalization is not changed. Subclasses with their own `forward`
-    (for example an activation), layers that contain modules (for example a parametrization) and
-    lazy layers that have not seen a batch are left unchanged with a warning.
-    `revert_syncbn_model` undoes the conversion.
+    The new layers contain the same parameter, buffer and hook objects, so existing optimizers stay
+    valid. Training mode, dtype, device and `requires_grad` are kept. A layer that occurs twice is
+    replaced with the same new layer in both places. `revert_syncbn_model` undoes the conversion.
+
+    Instance normalization is not changed. Some layers are left unchanged with a warning: subclasses
+    with a custom `forward` (for example with an activation), layers that contain modules (for
+    example a parametrization), and lazy layers before the first batch.
 
     Args:
-        module: the model, changed in place, or a batch normalization layer itself.
-        process_group: processes that share statistics; None is the default group, or the group of
-            a `torch.nn.SyncBatchNorm` layer.
-        channel_last: inputs are ``[N, ..., C]`` instead of ``[N, C, ...]``.
-        own_communicator: create a separate process group for these layers, with the processes of
-            `process_group`, all of which must call this function. The layers' communication then
-            does not wait behind that of gradients, and cannot be mixed up with it.
-        deterministic: sum over processes in the order of ranks, at a higher communication cost.
+        module (torch.nn.Module): Model to change in place, or a batch normalization layer.
+        process_group (torch.distributed.ProcessGroup | None, default None): Processes that share
+            statistics. None means the default group; for a `torch.nn.SyncBatchNorm` layer, None
+            means the layer's group.
+        channel_last (bool, default False): Inputs are ``[N, ..., C]`` instead of ``[N, C, ...]``.
+        own_communicator (bool, default False): Create a separate process group for these layers,
+            with the same ranks as `process_group`. All these ranks must call this function. Then
+            the layers' communication neither waits for gradient communication nor mixes with it.
+        deterministic (bool, default False): Sum over processes in rank order, at a higher
+            communication cost.
 
     Returns:
-        The model, or the new layer if `module` was one.
+        The model, or the new layer if `module` is a batch normalization layer.
+
+    Warns:
+        UserWarning: If a layer is left unchanged. The message contains the layer's name.
 
     Example:
         >>> import torch
@@ -87,14 +93,14 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
     """Replaces `SyncBatchNorm` layers with the original `nn.BatchNorm*`, for example for export.
 
     Args:
-        module: the model, changed in place, or a `SyncBatchNorm` layer itself.
+        module (torch.nn.Module): Model to change in place, or a `SyncBatchNorm` layer.
 
     Returns:
-        The model, or the new layer if `module` was one.
+        The model, or the new layer if `module` is a `SyncBatchNorm` layer.
 
     Raises:
-        ValueError: if a layer has `fuse_relu` or `channel_last`, which `nn.BatchNorm*` lacks, or
-            contains modules, such as parametrizations.
+        ValueError: If a layer uses `fuse_relu` or `channel_last`, which `nn.BatchNorm*` does not
+            support, or contains modules such as parametrizations.
 
     Example:
         >>> import torch
@@ -105,13 +111,14 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
     if isinstance(module, SyncBatchNorm):
         if module.fuse_relu or module.channel_last:
             raise ValueError(
-                f"revert_syncbn_model: expected layer '{module.layer_name}' to do what "
-                "nn.BatchNorm does, got one with fuse_relu or channel_last. Replace it by hand."
+                f"revert_syncbn_model: expected layer '{module.layer_name}' to be without "
+                "fuse_relu and channel_last, which nn.BatchNorm does not support. Replace this "
+                "layer manually."
             )
         if module._modules:
             raise ValueError(
-                f"revert_syncbn_model: expected layer '{module.layer_name}' to have no modules "
-                f"inside, got {', '.join(module._modules)}. Remove them first: they would be lost."
+                f"revert_syncbn_model: expected layer '{module.layer_name}' to contain no modules, "
+                f"got {', '.join(module._modules)}. Remove these modules first; they would be lost."
             )
         origin = getattr(module, _ORIGIN, _BatchNormOfAnyDimension)
         plain: nn.Module = origin(module.num_features, device="meta")
@@ -123,18 +130,19 @@ def revert_syncbn_model(module: nn.Module) -> nn.Module:
 
 
 def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
-    """Creates groups of `group_size` consecutive ranks and returns that of this process.
+    """Creates groups of `group_size` consecutive ranks and returns this process's group.
 
-    All processes must call this function, which behaves like apex's of the same name.
+    All processes must call this function. It behaves like apex's function with the same name.
 
     Args:
-        group_size: number of processes that share statistics, a divisor of the world size; 0: all.
+        group_size (int): Number of processes that share statistics, a divisor of the world size. 0
+            means all processes.
 
     Returns:
-        The group; None, for the default group, if `group_size` is 0 or the world size.
+        The group, or None (the default group) if `group_size` is 0 or the world size.
 
     Raises:
-        ValueError: if `group_size` is negative or not a divisor of the world size.
+        ValueError: If `group_size` is negative or not a divisor of the world size.
 
     Example:
         >>> from torchfuse.parallel import create_syncbn_process_group
@@ -161,18 +169,18 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
 def _is_to_convert(layer: nn.Module, name: str) -> bool:
     if not isinstance(layer, _BatchNorm) or isinstance(layer, SyncBatchNorm):
         return False
-    # The forward of the class, or one that tools which wrap layers have set on the layer.
+    # The class's forward, or a replacement that a tool has set on the layer.
     forward = getattr(layer.forward, "__func__", layer.forward)
     if forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-        reason = "has a forward of its own, which would be lost"
+        reason = "has a custom forward, which would be lost"
     elif isinstance(layer, _LazyNormBase):
         reason = "has not seen a batch yet"
     elif layer._modules:
-        reason = f"has {', '.join(layer._modules)} inside, which would be lost"
+        reason = f"contains {', '.join(layer._modules)}, which would be lost"
     else:
         return True
     warnings.warn(
-        f"convert_syncbn_model leaves layer '{name}' as it is: {type(layer).__name__} {reason}.",
+        f"convert_syncbn_model did not convert layer '{name}': {type(layer).__name__} {reason}.",
         stacklevel=4,
     )
     return False
@@ -200,7 +208,7 @@ def _synchronized(
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """Gives `new` the settings, parameters, buffers and hooks of `old`, as the same objects."""
+    """Assigns the settings, parameters, buffers and hooks of `old` to `new`, without copies."""
     for setting in _SETTINGS:
         setattr(new, setting, getattr(old, setting))
     new._parameters = old._parameters.copy()

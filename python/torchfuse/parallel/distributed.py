@@ -17,15 +17,15 @@ from torchfuse.parallel._ranks import require_group
 from torchfuse.parallel.flat import broadcast_parameters
 
 _NAME = "DistributedDataParallel"
-# How the error of torch's engine begins if a gradient of the previous backward pass is missing.
+# Beginning of torch's error if a gradient was missing in the previous backward pass.
 _MISSING_GRADIENT = "Expected to have finished reduction in the prior iteration"
 
 
 @dataclasses.dataclass
 class _Reduction:
-    """How each bucket of gradients is reduced.
+    """Options for reducing a bucket of gradients.
 
-    It has no reference to the module: a cycle through the engine would never be collected.
+    Must not refer to the module, because a reference cycle through the engine is never collected.
     """
 
     always_fp32: bool
@@ -37,14 +37,14 @@ class _Reduction:
     buffers: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def fresh(self) -> _Reduction:
-        """The same settings, before the first backward pass."""
+        """Returns a copy in its state before the first backward pass."""
         return dataclasses.replace(self, started=False, buffers={})
 
 
 def _reduce(reduction: _Reduction, bucket: Any) -> Any:
-    """Sums a bucket over all processes, in place, and scales it as apex does.
+    """Sums a `torch.distributed.GradBucket` over all processes and scales the sum as apex does.
 
-    The engine passes a `torch.distributed.GradBucket` and receives a future of the result.
+    Returns a future with the result, which the engine requires.
     """
     gradients = bucket.buffer()
     reduction.started = True
@@ -62,7 +62,7 @@ def _reduce(reduction: _Reduction, bucket: Any) -> Any:
     factor = reduction.predivide_factor / dist.get_world_size()
 
     def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-        # The value of the future, not `summed`: torch has prepared it for the current stream.
+        # Not `summed`, because only the future's value is synchronized with the current stream.
         result = future.value()[0]
         if reduction.average:
             result.mul_(factor)
@@ -74,54 +74,58 @@ def _reduce(reduction: _Reduction, bucket: Any) -> Any:
 
 
 class DistributedDataParallel(nn.Module):
-    r"""Averages the gradients of a module over all processes during the backward pass.
+    r"""Averages a module's gradients over all processes during the backward pass.
 
-    It has the arguments and the behavior of `apex.parallel.DistributedDataParallel`, and is
+    The class provides the arguments and the behavior of `apex.parallel.DistributedDataParallel`,
     implemented by `torch.nn.parallel.DistributedDataParallel` on the default process group. New
     programs should use torch's class directly.
 
-    The constructor broadcasts the parameters of rank 0. Buffers, such as the running statistics of
-    batch normalization, are never broadcast: each process keeps its own, as with apex.
+    The constructor broadcasts parameters from rank 0. Buffers, such as the running statistics of
+    batch normalization, are never broadcast, as in apex. Each process keeps its own buffers.
 
     A gradient is reduced as
 
     .. math::
         g \leftarrow \frac{f}{n} \sum_{r=1}^{n} \frac{g_r}{f}
 
-    with :math:`n` processes and the `gradient_predivide_factor` :math:`f`. The whole gradient is
-    reduced, including what earlier backward passes have accumulated. `apex.amp.scale_loss` sets it
-    aside: with `disable_allreduce()`, pass it `delay_unscale=True`.
+    with :math:`n` processes and the `gradient_predivide_factor` :math:`f`. The reduction includes
+    gradients that earlier backward passes have accumulated. `apex.amp.scale_loss` sets accumulated
+    gradients aside, so between `disable_allreduce()` and `enable_allreduce()`, pass
+    `delay_unscale=True` to `scale_loss`.
 
     Args:
-        module: module to train, with parameters on one type of device.
-        message_size: number of elements, of the module's widest dtype, at which a bucket of
-            gradients is sent; a bucket has gradients of one dtype.
-        delay_allreduce: send one bucket for each dtype, after its last gradient, and accept
-            parameters without a gradient, in some or all processes.
-        shared_param: must be None; apex has removed this option.
-        allreduce_trigger_params: parameters of the module, or None. Ignored: the time when a bucket
-            is sent does not change its values.
-        retain_allreduce_buffers: make gradients views of the flat `allreduce_buffers`.
-        allreduce_always_fp32: sum 16-bit gradients in fp32, and round once.
-        num_allreduce_streams: ignored; at least 1, and 1 with `delay_allreduce`.
-        allreduce_communicators: ignored; None, or a list of process groups and a list of streams,
-            of `num_allreduce_streams` items each. Each group must span all processes.
-        gradient_average: if False, the factor :math:`f / n` is omitted.
-        gradient_predivide_factor: :math:`f`, positive and finite; keeps sums of many fp16
-            gradients in range.
-        gradient_average_split_factor: must be None; replaced by `gradient_predivide_factor`.
-        prof: ignored; torch's profiler shows the reduction without it.
+        module (torch.nn.Module): Module to train, with all parameters on one device type.
+        message_size (int, default 10000000): Bucket size, in elements of the module's widest dtype.
+            A bucket contains gradients with the same dtype and is sent when full.
+        delay_allreduce (bool, default False): Send one bucket for each dtype, after the last
+            gradient. Accepts parameters without a gradient, on some or all ranks.
+        shared_param (None, default None): Must be None; removed in apex.
+        allreduce_trigger_params (Iterable[Tensor] | None, default None): Parameters of the module.
+            Ignored, because the time when a bucket is sent does not change the result.
+        retain_allreduce_buffers (bool, default False): Make gradients views of the flat
+            `allreduce_buffers`.
+        allreduce_always_fp32 (bool, default False): Sum 16-bit gradients in fp32 and round once.
+        num_allreduce_streams (int, default 1): Ignored. At least 1, and 1 with `delay_allreduce`.
+        allreduce_communicators (Sequence | None, default None): Ignored. A list of process groups
+            and a list of streams, each with `num_allreduce_streams` items. Each group must contain
+            all processes.
+        gradient_average (bool, default True): If False, the factor :math:`f / n` is omitted.
+        gradient_predivide_factor (float, default 1.0): :math:`f`, positive and finite. Keeps sums
+            of many fp16 gradients in range.
+        gradient_average_split_factor (None, default None): Must be None; replaced by
+            `gradient_predivide_factor`.
+        prof (bool, default False): Ignored, because torch's profiler always shows the reduction.
 
     Attributes:
-        module: the constructor argument. Keys of the state dict begin with `module.`.
-        world_size: number of processes, as a float.
+        module: The constructor argument. State dict keys begin with `module.`.
+        world_size: Number of processes, as a float.
 
     Raises:
-        TypeError: if `module` is not a `torch.nn.Module`.
-        ValueError: for a value out of range, arguments that exclude each other, and a parameter
-            that is lazy or on a device that the group does not support.
-        RuntimeError: without a process group, for parameters that differ between processes, and in
-            `forward` if a parameter got no gradient in the previous backward pass.
+        TypeError: If `module` is not a `torch.nn.Module`.
+        ValueError: If a value is out of range, arguments exclude each other, or a parameter is lazy
+            or on a device that the group does not support.
+        RuntimeError: If there is no process group; if parameters differ between ranks; or in
+            `forward`, if a parameter received no gradient in the previous backward pass.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -137,15 +141,19 @@ class DistributedDataParallel(nn.Module):
         >>> dist.destroy_process_group()
 
     Notes:
-        With `delay_allreduce`, torch searches for unused parameters in each forward pass. If there
-        are none, it warns once; the warning is harmless.
+        With `delay_allreduce`, torch searches for unused parameters in each forward pass. If all
+        parameters are used, torch prints one harmless warning.
 
-        Copies and pickles contain the module and the arguments; the next forward pass creates the
-        engine again. It also does so after parameters are frozen, unfrozen or moved, which all
-        processes must do together.
+        Copies and pickles contain the module and the arguments. The next forward pass creates a new
+        engine. Freezing, unfreezing or moving parameters also creates a new engine, so all ranks
+        must make the same change.
 
-        Differences from apex: bf16 and fp64 gradients are reduced in their dtype; a parameter that
-        is never used requires `delay_allreduce`; copies and pickles work; it also runs on the CPU.
+        Differences from apex:
+
+        - bf16 and fp64 gradients are reduced in their dtype.
+        - A parameter that is never used requires `delay_allreduce`.
+        - Copies and pickles work.
+        - The CPU is supported.
     """
 
     module: torch.nn.Module
@@ -196,20 +204,20 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def needs_refresh(self) -> bool:
-        """Whether the buckets of the current parameters have not been reduced yet."""
+        """Whether no backward pass has reduced gradients of the current parameters yet."""
         return not self._reduction.started
 
     @property
     def allreduce_buffers(self) -> list[Tensor]:
-        """Flat gradients of the last backward pass with `retain_allreduce_buffers`, else empty."""
+        """Flat gradients from the last backward pass; empty without `retain_allreduce_buffers`."""
         return [buffer for _, buffer in sorted(self._reduction.buffers.items())]
 
     def enable_allreduce(self) -> None:
-        """Lets backward passes reduce gradients again; call it before the forward pass."""
+        """Enables the reduction again; call before the forward pass."""
         self._reduction.enabled = True
 
     def disable_allreduce(self) -> None:
-        """Stops the reduction of gradients from the next backward pass on; they accumulate."""
+        """Disables the reduction from the next backward pass on, so that gradients accumulate."""
         self._reduction.enabled = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -231,9 +239,9 @@ class DistributedDataParallel(nn.Module):
             if not str(error).startswith(_MISSING_GRADIENT):
                 raise
             raise RuntimeError(
-                f"{_NAME}: expected every parameter that requires a gradient to get one in the "
-                "backward pass before, got none for some, listed in the error above. Give "
-                "delay_allreduce=True, or set requires_grad of these to False."
+                f"{_NAME}: some parameters received no gradient in the previous backward pass; the "
+                "error above lists the parameters. Pass delay_allreduce=True, or set "
+                "requires_grad=False for these parameters."
             ) from error
 
     def _make_engine(self, trainable: list[nn.Parameter]) -> _Engine:
@@ -250,12 +258,12 @@ class DistributedDataParallel(nn.Module):
             gradient_as_bucket_view=self._reduction.retain,
         )
         self._reduction = self._reduction.fresh()
-        # A lambda has no annotations; the engine rejects annotations that are strings.
+        # A lambda, because the engine rejects functions whose annotations are strings.
         engine.register_comm_hook(self._reduction, lambda state, bucket: _reduce(state, bucket))
         return engine
 
     def _set_engine(self, engine: _Engine | None, described: list[Any] | None = None) -> None:
-        # A plain attribute, not a child module: its module is a child of this one already.
+        # Not registered as a child module, because self.module is registered already.
         object.__setattr__(self, "_engine", engine)
         self._described = described or []
 

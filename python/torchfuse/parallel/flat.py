@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Collectives on many tensors at once, through one flat copy for each dtype and device."""
+"""Collectives on many tensors at once, with one flat copy for each dtype and device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchfuse.parallel._ranks import check_gradients, check_parameters, require
 
 __all__ = ["apply_flat_dist_call", "flat_dist_call", "flatten", "split_by_type", "unflatten"]
 
-# Number of elements that are copied at once when a whole model is broadcast.
+# Number of elements that are copied at once when a model is broadcast.
 _BROADCAST_ELEMENTS = 1 << 26
 
 
@@ -22,14 +22,14 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Copies the elements of all tensors into one 1-dim tensor, in logical order.
 
     Args:
-        tensors: tensors of one dtype and device; without any, the result is empty.
+        tensors (Sequence[Tensor]): Tensors with the same dtype and device.
 
     Returns:
-        The copy.
+        A 1-dim copy. For an empty list, an empty fp32 tensor on the CPU.
 
     Raises:
-        TypeError: for an entry that is not a tensor, naming its index.
-        ValueError: for an entry of another dtype or device than the first, naming its index.
+        TypeError: If an entry is not a tensor. The message contains the entry's index.
+        ValueError: If dtypes or devices differ. The message contains the entry's index.
 
     Example:
         >>> import torch
@@ -55,15 +55,16 @@ def unflatten(flat_tensor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Splits a result of `flatten` into views with the shapes of `tensors`.
 
     Args:
-        flat_tensor: contiguous 1-dim tensor with as many elements as `tensors` have together.
-        tensors: tensors with the shapes of the views.
+        flat_tensor (Tensor): Contiguous 1-dim tensor with as many elements as all `tensors`
+            together.
+        tensors (Sequence[Tensor]): Tensors with the shapes of the views.
 
     Returns:
-        One view for each tensor.
+        A list with one view for each tensor.
 
     Raises:
-        TypeError: for an entry that is not a tensor, naming its index.
-        ValueError: for a `flat_tensor` of another size.
+        TypeError: If an entry is not a tensor. The message contains the entry's index.
+        ValueError: If `flat_tensor` has a different size or is not contiguous.
 
     Example:
         >>> import torch
@@ -77,8 +78,8 @@ def unflatten(flat_tensor: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     if flat_tensor.shape != (sum(sizes),) or not flat_tensor.is_contiguous():
         raise ValueError(
             f"unflatten: expected flat_tensor to be contiguous and 1-dim with {sum(sizes)} "
-            f"elements, those of all tensors, got shape {list(flat_tensor.shape)} and strides "
-            f"{list(flat_tensor.stride())}."
+            f"elements, as many as all tensors together, got shape {list(flat_tensor.shape)} and "
+            f"strides {list(flat_tensor.stride())}."
         )
     parts = flat_tensor.split(sizes)
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
@@ -98,6 +99,9 @@ def split_by_type(
 ) -> dict[tuple[torch.dtype, torch.device], list[Tensor]]:
     """Groups tensors by dtype and device, in order.
 
+    Args:
+        tensors (Iterable[Tensor]): Tensors to group.
+
     Example:
         >>> import torch
         >>> from torchfuse.parallel.flat import split_by_type
@@ -114,7 +118,9 @@ def split_by_type(
 def apply_flat_dist_call(
     bucket: Sequence[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
 ) -> None:
-    """Calls a collective on a flat copy of tensors of one dtype and device; see `flat_dist_call`.
+    """Calls a collective on a flat copy of tensors with one dtype and device.
+
+    See `flat_dist_call` for the arguments.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -142,19 +148,21 @@ def apply_flat_dist_call(
 def flat_dist_call(
     tensors: Iterable[Tensor], call: Callable[..., Any], extra_args: Sequence[Any] | None = None
 ) -> None:
-    """Calls a collective of torch.distributed once for each dtype and device, in place.
+    """Calls a torch.distributed collective once for each dtype and device, in place.
 
-    The tensors of one dtype and device are copied into a flat tensor, `call` is applied to it, and
-    its result is copied back. `torch.distributed.all_reduce` computes the average over the ranks of
-    the group, unless `extra_args` specifies an operation other than the sum.
+    Tensors with the same dtype and device are copied into a flat tensor, `call` is applied to the
+    flat tensor, and the result is copied back. `torch.distributed.all_reduce` computes the average
+    over the group's ranks, unless `extra_args` specifies an operation other than the sum.
 
     Args:
-        tensors: dense tensors, with the same dtypes and numbers of elements in every process.
-        call: a function of torch.distributed that changes its first argument in place.
-        extra_args: additional positional arguments of `call`, such as the source of a broadcast.
+        tensors (Iterable[Tensor]): Dense tensors, with the same dtypes and numbers of elements on
+            every rank.
+        call (Callable): A function from torch.distributed that changes the first argument in place.
+        extra_args (Sequence[Any] | None, default None): Further positional arguments for `call`,
+            such as the source of a broadcast.
 
     Raises:
-        RuntimeError: without a process group.
+        RuntimeError: If there is no process group.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -169,7 +177,7 @@ def flat_dist_call(
 
 
 def broadcast_parameters(who: str, module: nn.Module) -> None:
-    """Broadcasts the parameters of rank 0 to all processes, without a copy of the whole model."""
+    """Broadcasts parameters from rank 0 in chunks, without a copy of the complete model."""
     check_parameters(who, module)
     chunk: list[Tensor] = []
     elements = 0
@@ -185,19 +193,20 @@ def broadcast_parameters(who: str, module: nn.Module) -> None:
 class Reducer:
     """Averages gradients over all processes when `reduce()` is called, not in the backward pass.
 
-    It is for programs that accumulate gradients over several backward passes, or whose step has
-    parts that torch's DistributedDataParallel does not support. There is one all-reduce for each
-    dtype and device, over the default process group.
+    Use this class if a program accumulates gradients over several backward passes, or if torch's
+    DistributedDataParallel does not support part of the training step. There is one all-reduce for
+    each dtype and device, over the default process group.
 
     Args:
-        module_or_grads_list: a module, whose parameters are broadcast from rank 0 now and whose
-            gradients `reduce()` averages; or tensors in lists or tuples of any depth, which
-            `reduce()` averages in place. With tensors, the caller keeps the parameters equal.
+        module_or_grads_list (torch.nn.Module | Iterable): A module, or tensors in lists or tuples
+            with any nesting. The constructor broadcasts a module's parameters from rank 0, and
+            `reduce()` averages the module's gradients. If tensors are passed, `reduce()` averages
+            the tensors in place, and the caller must keep the parameters equal on all ranks.
 
     Raises:
-        TypeError: for an item that is not a tensor.
-        ValueError: for a lazy parameter, or one on a device that the group does not support.
-        RuntimeError: without a process group, or for parameters that differ between processes.
+        TypeError: If an item is not a tensor.
+        ValueError: If a parameter is lazy or on a device that the group does not support.
+        RuntimeError: If there is no process group, or parameters differ between ranks.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -211,11 +220,11 @@ class Reducer:
         >>> dist.destroy_process_group()
 
     Notes:
-        Parameters without a gradient are skipped. They must be the same in all processes:
-        `reduce()` gathers one number from each process and raises before anything is written.
+        Parameters without a gradient are skipped, and must be the same on all ranks. `reduce()`
+        gathers one number from each rank and raises before any gradient changes.
 
-        Differences from apex.parallel.Reducer: bf16 and every other dtype work; items that are not
-        tensors are rejected, not ignored; processes that disagree raise an error, and do not hang.
+        Differences from apex.parallel.Reducer: bf16 and all other dtypes are supported. Items that
+        are not tensors raise instead of being ignored. Ranks that disagree raise and do not hang.
     """
 
     module: nn.Module | None
@@ -235,9 +244,9 @@ class Reducer:
         """Replaces each gradient in place with its average over all processes.
 
         Raises:
-            ValueError: for a sparse gradient.
-            RuntimeError: without a process group, or if the parameters with a gradient, or shapes
-                or dtypes of gradients, differ between processes.
+            ValueError: If a gradient is sparse.
+            RuntimeError: If there is no process group; or if shapes, dtypes or the set of
+                parameters with a gradient differ between ranks.
         """
         require_group("Reducer.reduce")
         named = self._named_grads()
@@ -263,5 +272,5 @@ def _collect(item: Any, name: str, tensors: list[Tensor]) -> None:
     else:
         raise TypeError(
             f"Reducer: expected {name} to be a tensor or a list of tensors, "
-            f"got {type(item).__name__}. Leave out what is no gradient."
+            f"got {type(item).__name__}. Pass only gradients."
         )

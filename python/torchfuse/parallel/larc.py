@@ -22,16 +22,16 @@ _Layers = dict[tuple[torch.dtype, torch.device, Any], tuple[list[Tensor], list[T
 
 
 def _norms(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Returns norms in `dtype`; not every torch accepts the argument for sharded DTensors."""
+    """Returns norms in `dtype`; some torch versions do not support dtype= for sharded DTensors."""
     if all(tensor.dtype == dtype for tensor in tensors):
         return torch.stack(torch._foreach_norm(tensors))
     return torch.stack(torch._foreach_norm(tensors, dtype=dtype))
 
 
 class LARC(torch.optim.Optimizer):
-    r"""Adapts the learning rate of every parameter to its norm and the norm of its gradient.
+    r"""Adapts each parameter's learning rate to the norms of the parameter and the gradient.
 
-    Before the step of the wrapped optimizer, each gradient :math:`g` of a parameter :math:`p` is
+    Before the wrapped optimizer's step, the gradient :math:`g` of each parameter :math:`p` is
     replaced in place by
 
     .. math::
@@ -39,31 +39,33 @@ class LARC(torch.optim.Optimizer):
         \eta &\leftarrow \min(\eta / \gamma, 1) \quad \text{(clip=True)} \\
         g &\leftarrow \eta \, (g + \lambda p)
 
-    with the learning rate :math:`\gamma` and the weight decay :math:`\lambda` of the parameter's
-    group; the wrapped optimizer steps without weight decay. With `clip=True` the effective learning
-    rate is :math:`\min(\gamma, \eta)` (LARC), with `clip=False` it is :math:`\gamma \eta` (LARS,
-    "Large batch training of convolutional networks", 2017). A gradient is not changed if its norm
-    or the norm of its parameter is 0. Under `maximize`, :math:`\lambda p` is subtracted.
+    with the group's learning rate :math:`\gamma` and weight decay :math:`\lambda`. The wrapped
+    optimizer then steps without weight decay. With `clip=True`, the effective learning rate is
+    :math:`\min(\gamma, \eta)` (LARC). With `clip=False`, the effective learning rate is
+    :math:`\gamma \eta` (LARS; You, Gitman and Ginsburg, "Large batch training of convolutional
+    networks", 2017). If the gradient's norm or the parameter's norm is 0, the gradient is
+    unchanged. With `maximize`, :math:`\lambda p` is subtracted.
 
-    LARC is an optimizer itself: schedulers, gradient scalers and hooks accept it. Its
-    `param_groups`, `state`, `defaults` and state dicts are those of the wrapped optimizer, so that
+    LARC is an optimizer, so schedulers, gradient scalers and hooks accept a LARC object. LARC
+    shares `param_groups`, `state`, `defaults` and state dicts with the wrapped optimizer, so
     checkpoints load with and without LARC.
 
     Args:
-        optimizer: optimizer to wrap; its step must not require a closure.
-        trust_coefficient: :math:`\tau`, above 0.
-        clip: limit the learning rate to :math:`\eta` instead of multiplying it by :math:`\eta`.
-        eps: :math:`\epsilon`, at least 0.
+        optimizer (torch.optim.Optimizer): Optimizer to wrap. Must not require a closure.
+        trust_coefficient (float, default 0.02): :math:`\tau`, above 0.
+        clip (bool, default True): Limit the learning rate to :math:`\eta` (LARC). If False,
+            multiply the learning rate by :math:`\eta` (LARS).
+        eps (float, default 1e-8): :math:`\epsilon`, at least 0.
 
     Attributes:
-        optim: the wrapped optimizer.
-        trust_coefficient: the constructor argument; may be changed.
-        clip: the constructor argument; may be changed.
-        eps: the constructor argument; may be changed.
+        optim: The wrapped optimizer.
+        trust_coefficient: The constructor argument; may be changed.
+        clip: The constructor argument; may be changed.
+        eps: The constructor argument; may be changed.
 
     Raises:
-        TypeError: if `optimizer` is not an optimizer, or requires a closure.
-        ValueError: for a value out of range.
+        TypeError: If `optimizer` is not an optimizer or requires a closure.
+        ValueError: If a value is out of range.
 
     Example:
         >>> import torch
@@ -77,17 +79,22 @@ class LARC(torch.optim.Optimizer):
         >>> optimizer.zero_grad()
 
     Notes:
-        Norms are computed in fp32 (fp64 for fp64), and a 16-bit gradient is rounded once. The step
-        reads no value from the device.
+        Norms are computed in fp32 (fp64 for fp64 gradients), and 16-bit gradients are rounded once.
+        The step does not synchronize the host with the device.
 
         With a gradient scaler, pass LARC to `scaler.step` and `scaler.unscale_`, never the wrapped
-        optimizer, because norms must be those of unscaled gradients. The scaler unscales before
-        the step, because LARC does not have the attribute `_step_supports_amp_scaling`, even if
-        the wrapped optimizer has it.
+        optimizer, because LARC needs the norms of unscaled gradients. The scaler unscales before
+        the step because LARC has no attribute `_step_supports_amp_scaling`, even if the wrapped
+        optimizer has that attribute.
 
-        Differences from apex.parallel.LARC: it is a torch.optim.Optimizer; `step` accepts a
-        closure; the weight decay is restored even if the step fails; the host does not wait for
-        the device; 16-bit norms cannot overflow; `maximize` works; sparse gradients are rejected.
+        Differences from apex.parallel.LARC:
+
+        - LARC is a torch.optim.Optimizer, and `step` accepts a closure.
+        - The weight decay is restored even if the step fails.
+        - The host does not wait for the device.
+        - 16-bit norms cannot overflow.
+        - `maximize` is supported.
+        - Sparse gradients raise an error.
     """
 
     optim: torch.optim.Optimizer
@@ -127,13 +134,13 @@ class LARC(torch.optim.Optimizer):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError(
                 "LARC: expected optimizer to step once for each gradient, got "
-                f"{type(optimizer).__name__}, which computes gradients during its step."
+                f"{type(optimizer).__name__}, whose step computes gradients several times."
             )
         refuse_norm_groups("LARC", optimizer)
         _check_number("trust_coefficient", trust_coefficient, above_zero=True)
         _check_number("eps", eps, above_zero=False)
-        # torch's constructor would create separate groups and state. Its __setstate__, made for
-        # pickled optimizers, creates only the rest: hooks and the wrapper around step().
+        # torch's constructor would create separate groups and state. torch's __setstate__, which
+        # exists for pickled optimizers, only creates the hooks and the wrapper around step().
         self.__setstate__(
             dict(optim=optimizer, trust_coefficient=trust_coefficient, clip=clip, eps=eps)
         )
@@ -148,14 +155,19 @@ class LARC(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a parameter group to the wrapped optimizer."""
+        """Adds a parameter group to the wrapped optimizer.
+
+        Args:
+            param_group (dict): Group with ``params`` and options.
+        """
         self.optim.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Resets the gradients of all parameters.
 
         Args:
-            set_to_none: passed to the wrapped optimizer; None is that optimizer's default.
+            set_to_none (bool | None, default None): Passed to the wrapped optimizer. None means the
+                wrapped optimizer's default.
         """
         if set_to_none is None:
             self.optim.zero_grad()
@@ -163,7 +175,7 @@ class LARC(torch.optim.Optimizer):
             self.optim.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict of the wrapped optimizer, without the arguments of LARC."""
+        """Returns the wrapped optimizer's state dict, without LARC's arguments."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state_dict: dict[str, Any] = self.optim.state_dict()
@@ -174,10 +186,10 @@ class LARC(torch.optim.Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a checkpoint into the wrapped optimizer.
+        """Loads a state dict into the wrapped optimizer.
 
         Args:
-            state_dict: a result of `state_dict()` of LARC or of the wrapped optimizer.
+            state_dict (dict): A result of `state_dict()`, from LARC or the wrapped optimizer.
         """
         loaded = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -188,8 +200,6 @@ class LARC(torch.optim.Optimizer):
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    # The step.
-
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -198,14 +208,17 @@ class LARC(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Scales all gradients in place, then calls the step of the wrapped optimizer.
+        """Scales all gradients in place, then calls the wrapped optimizer's step.
 
         Args:
-            closure: called first, with gradients enabled; its value is returned.
+            closure (Callable | None, default None): Called first, with gradients enabled.
+
+        Returns:
+            The closure's result, or None without a closure.
 
         Raises:
-            RuntimeError: for a sparse or complex gradient; the message names the parameter and the
-                group, and nothing has been changed.
+            RuntimeError: If a gradient is sparse or complex. The message contains the indices of
+                the parameter and the group. Nothing has changed.
         """
         if isinstance(self.optim, FusedOptimizer):
             self.optim._refuse_swapped("step")
@@ -238,7 +251,7 @@ class LARC(torch.optim.Optimizer):
             rates = (rates / group["lr"]).clamp(max=1.0)
         adapts = (param_norms != 0) & (grad_norms != 0)
         rates = torch.where(adapts, rates, 1.0)
-        # Under `maximize`, torch negates the gradient but not the weight decay.
+        # With `maximize`, torch negates the gradient but not the weight decay.
         decays = adapts.to(dtype) * (-weight_decay if group.get("maximize") else weight_decay)
         decays_at_all = isinstance(weight_decay, Tensor) or weight_decay != 0
         for param, grad, rate, decay in zip(
@@ -262,7 +275,7 @@ def _check_number(name: str, value: Any, *, above_zero: bool) -> None:
 
 
 def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
-    """Returns the parameters and gradients of one group to scale."""
+    """Returns the group's parameters and gradients, by computation dtype, device and mesh."""
     layers: _Layers = {}
     for position, param in enumerate(group["params"]):
         grad = param.grad
@@ -272,7 +285,7 @@ def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
         if grad.layout != torch.strided:
             raise RuntimeError(
                 f"{where} dense, got layout {grad.layout}. "
-                "Give that parameter to an optimizer without LARC."
+                "Use a separate optimizer without LARC for that parameter."
             )
         if not grad.is_floating_point():
             raise RuntimeError(f"{where} real, got {grad.dtype}.")
@@ -286,7 +299,7 @@ def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
 
 @contextlib.contextmanager
 def _taken_over_weight_decay(groups: list[dict[str, Any]]) -> Iterator[list[Any]]:
-    """Yields the weight decay of each group, and sets it to 0 in the groups meanwhile."""
+    """Sets the groups' weight decay to 0 within the context; yields the original values."""
     weight_decays = [group.get("weight_decay", 0.0) for group in groups]
     try:
         for group in groups:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batch normalization over the batches of all processes."""
+"""Batch normalization with statistics over the batches on all processes."""
 
 from __future__ import annotations
 
@@ -17,56 +17,61 @@ from torchfuse._transforms import is_symbolic, is_transformed, makes_program
 from torchfuse.parallel import _repeated_forward
 from torchfuse.parallel._ranks import require_name
 
-# Values that must be the same on all ranks; the message has a number for each dtype.
+# Values that must be equal on all ranks, as error messages name them. A number encodes the dtype.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _AGREED = ["num_features", "input.dtype (0 float32, 1 float16, 2 bfloat16, 3 float64)"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    r"""Batch normalization with the mean and variance over the batches of all processes.
+    r"""Batch normalization with mean and variance over the batches on all processes.
 
     .. math:: y = \frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \epsilon}} \gamma + \beta
 
-    over all dimensions except the second, as `torch.nn.BatchNorm1d`, `BatchNorm2d` and
-    `BatchNorm3d` compute it on the combined batch (Ioffe and Szegedy 2015), on the CPU and on CUDA.
-    There is one all-reduce in the forward pass and one in the backward pass, whose sizes do not
-    depend on the number of processes; on CUDA the host does not wait for them. Batch sizes may
-    differ between processes and may be 0; if all are 0, the running statistics are not updated. The
-    state dict is that of `nn.BatchNorm2d`.
+    over all dimensions except the second (Ioffe and Szegedy 2015), as `torch.nn.BatchNorm1d`,
+    `BatchNorm2d` and `BatchNorm3d` compute on the combined batch, on the CPU and on CUDA. The state
+    dict has the same keys as `nn.BatchNorm2d`'s.
 
-    In evaluation mode, or with one process, there is no communication and no process group is
-    needed. The gradients of `weight` and `bias` are those of this process's outputs, which
-    `DistributedDataParallel` averages. The layer can be differentiated twice. A forward pass that
-    activation checkpointing repeats does not update the running statistics again.
+    The forward pass and the backward pass each run one all-reduce, whose size does not depend on
+    the number of processes. On CUDA, the host does not wait for the all-reduce. Batch sizes may
+    differ between processes and may be 0. If all batch sizes are 0, the running statistics are not
+    updated.
+
+    In evaluation mode, or with one process, there is no communication, and no process group is
+    needed. Gradients for `weight` and `bias` are computed from this process's outputs, and
+    `DistributedDataParallel` averages these gradients. The layer can be differentiated twice. When
+    activation checkpointing recomputes a forward pass, the running statistics are not updated
+    again.
 
     Args:
-        num_features: number of channels C of an input ``[N, C, ...]``.
-        eps: added to the variance.
-        momentum: weight of a new batch in the running statistics; None averages over all batches.
-        affine: have `weight` and `bias`.
-        track_running_stats: keep running statistics for evaluation; without them evaluation uses
-            the statistics of this process's batch.
-        process_group: processes that share statistics; None is the default group. All of them must
-            run the same layers in the same order. With a separate group (`own_communicator` of
-            `convert_syncbn_model`) the communication does not wait behind that of gradients.
-            A pickle leaves it out: set it again on the layer that was loaded.
-        channel_last: inputs are ``[N, ..., C]``, as in apex. Inputs in the memory format
-            `torch.channels_last` need no option: they are processed in that format.
-        fuse_relu: apply ReLU to the output, in the same pass.
-        bias: have `bias`, as in torch 2.15.
-        deterministic: sum over processes in the order of ranks, with a gather whose size grows with
-            the number of processes.
-        device: device of parameters and buffers.
-        dtype: dtype of parameters and buffers: fp32, fp16, bf16 or fp64. Statistics are summed in
-            fp32 (fp64 for fp64 inputs) and combined in fp64.
+        num_features (int): Number of channels C in an input ``[N, C, ...]``.
+        eps (float, default 1e-5): Added to the variance.
+        momentum (float | None, default 0.1): Weight of a new batch in the running statistics. None
+            averages over all batches.
+        affine (bool, default True): Create `weight` and `bias`.
+        track_running_stats (bool, default True): Keep running statistics for evaluation. If False,
+            evaluation uses the statistics of this process's batch.
+        process_group (torch.distributed.ProcessGroup | None, default None): Processes that share
+            statistics. None means the default group. All processes must run the same layers in the
+            same order. With a separate group (see `own_communicator` in `convert_syncbn_model`),
+            the layer does not wait for gradient communication. Pickles do not contain the group, so
+            set `process_group` again on a loaded layer.
+        channel_last (bool, default False): Inputs are ``[N, ..., C]``, as in apex. Inputs in the
+            memory format `torch.channels_last` need no option and are processed in that format.
+        fuse_relu (bool, default False): Apply ReLU to the output, in the same pass.
+        bias (bool, default True): Create `bias`, as in torch 2.15.
+        deterministic (bool, default False): Sum over processes in rank order, with a gather whose
+            size grows with the number of processes.
+        device (torch.device | str | None, default None): Device for parameters and buffers.
+        dtype (torch.dtype | None, default None): Dtype for parameters and buffers: fp32, fp16, bf16
+            or fp64. Statistics are summed in fp32 (fp64 for fp64 inputs) and combined in fp64.
 
     Raises:
-        ValueError: if the input has fewer than two dimensions or the wrong number of channels, or
-            one value per channel in training with one process.
-        RuntimeError: if the input is not of a real floating-point dtype; `z` differs from it in
-            size, dtype or device; the layer trains under transforms of `torch.func` or forward-mode
-            differentiation; processes differ in `num_features` or dtype; or one ended or timed out,
-            in which case the message names this layer and the ranks that did not respond.
+        ValueError: If the input has fewer than two dimensions or a wrong number of channels, or if
+            there is only one value per channel in training with one process.
+        RuntimeError: If the input's dtype is not a real floating-point dtype; `z` differs from the
+            input in size, dtype or device; the layer trains under `torch.func` transforms or
+            forward-mode AD; or ranks differ in `num_features` or dtype. Also if a rank exited or
+            timed out; the message contains this layer and the ranks that did not respond.
 
     Example:
         >>> import torch
@@ -78,7 +83,7 @@ class SyncBatchNorm(_BatchNorm):
         (torch.Size([4, 3, 8, 8]), True, True)
     """
 
-    _lost_group = False  # in a pickle, which cannot hold it
+    _lost_group = False  # whether pickling dropped a process group
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class SyncBatchNorm(_BatchNorm):
         self.channel_last = channel_last
         self.fuse_relu = fuse_relu
         self.deterministic = deterministic
-        #: Name of the layer in its model, for messages; `convert_syncbn_model` sets it.
+        #: The layer's name in the model, for error messages; set by `convert_syncbn_model`.
         self.layer_name = ""
         self._agreed: tuple[str, torch.dtype] | None = None
 
@@ -113,8 +118,13 @@ class SyncBatchNorm(_BatchNorm):
         """Normalizes the input, adds `z` if given, and applies ReLU with `fuse_relu`.
 
         Args:
-            input: fp32, fp16, bf16 or fp64; ``[N, C, ...]``, or ``[N, ..., C]`` if `channel_last`.
-            z: tensor of the same shape, dtype and device, added before the ReLU.
+            input (Tensor): ``[N, C, ...]``, or ``[N, ..., C]`` with `channel_last`; fp32, fp16,
+                bf16 or fp64.
+            z (Tensor | None, default None): Tensor with the input's shape, dtype and device, added
+                before the ReLU.
+
+        Returns:
+            A tensor with the input's shape and dtype.
         """
         if self.channel_last:
             input = input.movedim(-1, 1)
@@ -177,8 +187,8 @@ class SyncBatchNorm(_BatchNorm):
         if self.training:
             raise RuntimeError(
                 f"{self._caller()}: expected training to be False under torch.func's transforms, "
-                "forward-mode differentiation and in what makes a program of the model, got True. "
-                "Call eval(), or take derivatives with torch.autograd.grad."
+                "forward-mode differentiation and while a program is exported, got True. Call "
+                "eval(), or compute derivatives with torch.autograd.grad."
             )
 
     def _in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
@@ -235,22 +245,22 @@ class SyncBatchNorm(_BatchNorm):
         if not dist.is_initialized():
             if self.process_group is not None:
                 raise RuntimeError(
-                    f"{self._caller()}: expected process_group to exist, got one that was "
+                    f"{self._caller()}: expected process_group to exist, got a group that was "
                     "destroyed. Create the layer's group again after init_process_group."
                 )
             return None
         if self._lost_group and self.process_group is None and dist.get_world_size() > 1:
             raise RuntimeError(
                 f"{self._caller()}: expected process_group to be set after the layer was loaded, "
-                "got none: a file holds no process groups. Set layer.process_group = group on each "
-                "layer that had one."
+                "got none, because files cannot contain process groups. Set layer.process_group = "
+                "group on each layer that had a group."
             )
         group = self.process_group or dist.group.WORLD
         assert group is not None  # created by init_process_group
         if dist.get_rank(group) < 0:
             raise RuntimeError(
-                f"{self._caller()}: expected this process to be in its process_group, got one "
-                "without it. Give each process the group that it belongs to."
+                f"{self._caller()}: expected process_group to contain this process, got a group "
+                "without this process. Pass each process a group that contains the process."
             )
         if dist.get_world_size(group) == 1:
             return None
@@ -261,7 +271,7 @@ class SyncBatchNorm(_BatchNorm):
         return name
 
     def _agree(self, input: Tensor, group: str) -> None:
-        """Checks, once per group and dtype, that processes agree: else they mix data or hang."""
+        """Checks once per group and dtype that ranks agree, because otherwise they could hang."""
         if self._agreed == (group, input.dtype) or input.dtype not in _DTYPES:
             return
         values = [self.num_features, _DTYPES.index(input.dtype)]
@@ -271,7 +281,7 @@ class SyncBatchNorm(_BatchNorm):
     def extra_repr(self) -> str:
         """Returns the arguments; options that torch's layer lacks are listed only if True."""
         text: str = super().extra_repr()  # type: ignore[no-untyped-call]
-        if self.affine and self.bias is None and "bias=" not in text:  # newer torch says it
+        if self.affine and self.bias is None and "bias=" not in text:  # newer torch includes bias
             text += ", bias=False"
         for name in ("channel_last", "fuse_relu", "deterministic"):
             if getattr(self, name):
@@ -279,7 +289,7 @@ class SyncBatchNorm(_BatchNorm):
         return text
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what pickle takes: all but the process group, which no file can hold."""
+        """Returns the state for pickling, without the process group, which cannot be pickled."""
         state = dict(vars(self))
         if self.process_group is not None:
             state.update(process_group=None, _lost_group=True)
@@ -292,7 +302,7 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """Copies the layer, but not its process group, which cannot be copied."""
+        """Copies the layer, but shares the process group, which cannot be copied."""
         memo[id(self.process_group)] = self.process_group
         result = type(self).__new__(type(self))
         memo[id(self)] = result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Oracles, tolerances and the benchmark timer that torchfuse's own tests use."""
+"""Oracles, tolerances and the benchmark timer from torchfuse's tests."""
 
 from torchfuse.testing.asserts import assert_bitwise_equal, assert_close_to_torch
 from torchfuse.testing.bench import HostShare, interleave, summarize

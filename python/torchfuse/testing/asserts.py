@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Assertions on the difference between two results.
 
-torch's own implementations of Adam differ by 2e-4 elementwise after 100 steps where the result is
-near zero, but by 4e-6 relative to max(|ref|, 1e-2), and by far less in norm. The tolerances follow
-from that.
+After 100 steps, torch's Adam implementations differ from each other by 2e-4 elementwise near zero,
+by 4e-6 relative to max(|ref|, 1e-2), and by far less in norm. The tolerances are chosen from these
+differences.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def assert_close_to_torch(
     ``abs(ours - ref) <= element_tolerance * max(abs(ref), 1e-2)``.
 
     Args:
-        ours: a tensor or a list of tensors.
-        reference: tensor or list of tensors to compare with, of the same shapes.
-        norm_tolerance: largest relative error of a tensor in norm.
-        element_tolerance: largest relative error of an element.
+        ours (Tensor | Sequence[Tensor]): Results to check, with any floating dtype and device.
+        reference (Tensor | Sequence[Tensor]): Expected values with the same shapes.
+        norm_tolerance (float, default 2e-6): Largest relative error of a tensor in norm.
+        element_tolerance (float, default 5e-6): Largest relative error of an element.
 
     Raises:
-        AssertionError: if a tolerance is exceeded, naming the tensor or element and the error.
+        AssertionError: If a tolerance is exceeded. The message contains the index and the error.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ def assert_close_to_torch(
         mine, theirs = _fp64(mine), _fp64(theirs)
         difference, size = float((mine - theirs).norm()), float(theirs.norm())
         error = difference / size if size > 0.0 else difference
-        # Negated, so that a NaN fails.
+        # `not <=` also fails for NaN.
         if not error <= norm_tolerance:
             raise AssertionError(
                 f"tensor {index}: expected a relative error in norm of at most {norm_tolerance:g}, "
@@ -93,11 +93,12 @@ def assert_bitwise_equal(
     """Asserts equal dtypes and equal bits, including NaN payloads and the sign of zero.
 
     Args:
-        ours: a tensor or a list of tensors.
-        reference: tensor or list of tensors to compare with, of the same shapes.
+        ours (Tensor | Sequence[Tensor]): Results to check.
+        reference (Tensor | Sequence[Tensor]): Expected values with the same shapes.
 
     Raises:
-        AssertionError: if bits differ, naming the tensor, the first such element and both values.
+        AssertionError: If dtypes or bits differ. The message contains the tensor's index, the first
+            different element and both values.
 
     Example:
         >>> import torch
@@ -118,6 +119,6 @@ def assert_bitwise_equal(
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Returns the bytes of each element, in row-major order: [numel, itemsize]."""
+    """Returns each element's bytes in row-major order, with shape [numel, itemsize]."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).reshape(flat.numel(), tensor.element_size())

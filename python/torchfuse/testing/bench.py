@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compares the run times of several functions on a machine whose speed drifts.
 
-Each round runs every case once, in random order, so that a slow moment affects all of them; the
-ratio of two cases is computed within a round. Identical cases measure 0.99 to 1.01 this way.
+Each round runs every case once, in random order, so that a slow moment affects all cases. Ratios
+are computed within a round. Between identical cases, ratios are 0.99 to 1.01.
 
-A CUDA device waits while the host enqueues a sample's calls, and then runs them without a pause.
-So a sample is the time of the device alone; the host's time is recorded separately. The device is
-made to wait no longer than the host was seen to take. A case that waits for the device itself, or
-fills the queue of launches, would wait in vain: it gets a single call, and then no wait at all.
+On CUDA, the device sleeps while the host enqueues the calls of a sample, and then runs the calls
+without gaps. So a sample measures device time only, and host time is recorded separately. The sleep
+is three times the expected host time. If the host still needs longer, because the case synchronizes
+or fills the launch queue, the timer falls back to a single call, and then to no sleep.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Any
 import torch
 
 WARMUP_ROUNDS = 2
-#: Number of calls in one sample on a CUDA device at most, and what the host takes for them.
+#: Maximum number of calls, and of host seconds, in one sample on a CUDA device.
 CALLS, HOST_SECONDS = 20, 0.1
-#: A device that was idle runs at a lower clock for this time.
+#: Minimum warm-up time on CUDA, because an idle device first runs at a lower clock.
 WARMUP_SECONDS = 0.2
-_SPARE_SECONDS = 0.002  # of a wait, for a host that is slow for once
-_CYCLES_PER_SECOND = 2e9  # no device has a higher clock, so that a wait is never shorter
+_SPARE_SECONDS = 0.002  # added to the sleep for a host that is slow once
+_CYCLES_PER_SECOND = 2e9  # an upper bound for device clocks, so that the sleep is never too short
 
 
 @dataclasses.dataclass
 class HostShare:
-    """The host's time while a CUDA device was timed.
+    """Host times that `interleave` recorded while timing a CUDA device.
 
     Attributes:
-        seconds: time to enqueue one call, by case; entry i of each list is from round i.
-        waits: cases that wait for the device themselves; their samples include the host's time.
+        seconds: Seconds to enqueue one call, by case; list entry i is from round i.
+        waits: Cases that synchronize with the device. Their samples include host time.
 
     Example:
         >>> from torchfuse.testing import HostShare, interleave
         >>> host = HostShare()
         >>> samples = interleave({"a": lambda: None}, rounds=3, device="cpu", host=host)
-        >>> host.seconds  # a CPU is both
+        >>> host.seconds  # empty, because on the CPU all time is host time
         {}
     """
 
@@ -59,19 +59,23 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Runs all cases once in each of `rounds` rounds, after at least two warm-up rounds.
 
-    The order is another one in each round, drawn from a fixed seed: what ran before decides what is
-    in the caches, and nobody always follows the same one.
+    The order is shuffled in each round, from a fixed seed, because the preceding case determines
+    the contents of caches.
 
     Args:
-        cases: functions without arguments, by name; at least one.
-        rounds: number of samples of each case, at least 1.
-        setup: called before every run, outside of the measured time.
-        device: a CUDA device is timed by events on its current stream, any other by the clock.
-        host: receives the host's times if a CUDA device is timed.
+        cases (Mapping[str, Callable]): Named functions without arguments; at least one.
+        rounds (int, default 15): Number of samples for each case, at least 1.
+        setup (Callable | None, default None): Called before every run, outside the measured time.
+        device (torch.device | str | None, default None): A CUDA device is timed with events on the
+            current stream. Other devices, and None, are timed with the host's clock.
+        host (HostShare | None, default None): Receives host times if a CUDA device is timed.
 
     Returns:
-        Seconds of every run, by case; entry i of each list is from round i. On a CUDA device a
-        sample is the mean of up to 20 calls, or a single call with `setup`.
+        Lists of seconds, by case; entry i is from round i. On a CUDA device, a sample is the mean
+        over up to 20 calls, or a single call with `setup`.
+
+    Raises:
+        ValueError: If there are no cases or `rounds` is below 1.
 
     Example:
         >>> from torchfuse.testing import interleave
@@ -114,7 +118,7 @@ def _time_on_host(name: str, case: Callable[[], object]) -> tuple[float, float]:
 
 
 class _CudaTimer:
-    """Measures the seconds that the device takes for a call, and the host to enqueue it."""
+    """Measures the device time for a call and the host time for enqueuing the call, in seconds."""
 
     def __init__(self, device: torch.device, calls: int, host: HostShare) -> None:
         self._device = device
@@ -123,7 +127,7 @@ class _CudaTimer:
         self._plans: dict[str, tuple[int, float]] = {}
 
     def __call__(self, name: str, case: Callable[[], object]) -> tuple[float, float]:
-        """Times as many calls as the host enqueues while the device waits."""
+        """Times as many calls as the host can enqueue while the device sleeps."""
         with torch.cuda.device(self._device):
             if name not in self._plans:
                 self._plans[name] = self._plan(case)
@@ -138,8 +142,8 @@ class _CudaTimer:
                     self._host.waits.add(name)
 
     def _plan(self, case: Callable[[], object]) -> tuple[int, float]:
-        """Calls of a sample, and seconds that the host takes to enqueue one."""
-        case()  # the first call allocates and loads
+        """Returns the number of calls in a sample, and the host seconds to enqueue one call."""
+        case()  # the first call allocates memory and loads kernels
         torch.cuda.synchronize()
         begin = time.perf_counter()
         case()
@@ -174,16 +178,17 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def summarize(
     samples: Mapping[str, Sequence[float]], subject: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns medians with quartiles, and the speedup of the subject over every other case.
+    """Returns medians with quartiles, and the subject's speedup over every other case.
 
     Args:
-        samples: a result of `interleave`.
-        subject: the case to compare with; by default the first.
+        samples (Mapping[str, Sequence[float]]): A result of `interleave`, in seconds.
+        subject (str | None, default None): Case to compare with. None means the first case.
 
     Returns:
-        A dictionary for each case with `seconds` (median, low and high quartile, iqr) and, except
-        for the subject, `ratio_of_medians` (its median / the subject's) and `ratio` (the same per
-        round: median, quartiles, iqr). Above 1 means that the subject is faster.
+        A dict for each case with `seconds` (median, low and high quartile, iqr). For cases other
+        than the subject, the dict also has `ratio_of_medians` (the case's median divided by the
+        subject's median) and `ratio` (median, quartiles and iqr of the ratios per round). A ratio
+        above 1 means that the subject is faster.
 
     Example:
         >>> from torchfuse.testing import summarize

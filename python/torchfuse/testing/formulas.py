@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The optimizers' formulas for one parameter, in plain fp64 PyTorch: the oracles of the tests.
+"""Optimizer formulas for one parameter in plain fp64 PyTorch, as oracles for tests.
 
-Each has the signature of :data:`torchfuse.testing.reference.Update`.
+Each function has the signature :data:`torchfuse.testing.reference.Update`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sgd_update(
     wd_after_momentum: bool,
     maximize: bool,
 ) -> None:
-    """SGD, by the formula of :class:`torchfuse.optimizers.FusedSGD`."""
+    """Performs one SGD step; see :class:`torchfuse.optimizers.FusedSGD` for the formula."""
     direction = -grad if maximize else grad
     if not wd_after_momentum:
         direction = direction + weight_decay * param
@@ -56,7 +56,7 @@ def adagrad_update(
     adagrad_w_mode: bool,
     maximize: bool,
 ) -> None:
-    """Adagrad, by the formula of :class:`torchfuse.optimizers.FusedAdagrad`."""
+    """Performs one Adagrad step; see :class:`torchfuse.optimizers.FusedAdagrad` for the formula."""
     grad = -grad if maximize else grad
     if not adagrad_w_mode:
         grad = grad + weight_decay * param
@@ -85,7 +85,7 @@ def lamb_update(
     maximize: bool = False,
     trust_ratio_bounds: tuple[float, float] | None = None,
 ) -> None:
-    """LAMB, by the formula of :class:`torchfuse.optimizers.FusedLAMB`."""
+    """Performs one LAMB step; see :class:`torchfuse.optimizers.FusedLAMB` for the formula."""
     beta1, beta2 = betas
     mean = state.setdefault("exp_avg", torch.zeros_like(param))
     square = state.setdefault("exp_avg_sq", torch.zeros_like(param))
@@ -123,7 +123,7 @@ def novograd_update(
     init_zero: bool = False,
     maximize: bool = False,
 ) -> None:
-    """NovoGrad, by the formula of :class:`torchfuse.optimizers.FusedNovoGrad`."""
+    """Performs one NovoGrad step; see :class:`torchfuse.optimizers.FusedNovoGrad`."""
     beta1, beta2 = betas
     grad = -grad if maximize else grad
     mean = state.setdefault("exp_avg", torch.zeros_like(param))
@@ -165,7 +165,7 @@ def lars_update(
     nesterov: bool = False,
     maximize: bool = False,
 ) -> None:
-    """LARS, by the formula of :class:`torchfuse.optimizers.FusedLARS`."""
+    """Performs one LARS step; see :class:`torchfuse.optimizers.FusedLARS` for the formula."""
     buffer = state.setdefault("momentum_buffer", torch.zeros_like(param))
     size, slope = float(param.norm()), float(grad.norm())
     rate = lr

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One entry per fused optimizer, from which its tests are generated.
+"""Test specifications, one entry per fused optimizer.
 
-`tests/python/optimizers/test_optim_specs.py` is parametrized over `OPTIM_SPECS` and fails for an
-optimizer without an entry.
+`tests/python/optimizers/test_optim_specs.py` generates tests from `OPTIM_SPECS`, and fails if an
+optimizer has no entry.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ HyperParams = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """The specification of an optimizer for tests.
+    """Describes an optimizer for tests.
 
     Attributes:
-        optimizer: the class; its op is `fused_<algorithm>_`.
-        update: the formula for one parameter in fp64, with the state names of the class.
-        grid: hyper-parameters to test, by the names that class and formula share.
-        torch_optimizer: creates the optimizer of torch.optim that should agree, if there is one;
-            returns None for hyper-parameters that torch's does not have.
-        updates_from_stored_states: the update is computed from the states after they have been
-            rounded to the dtype in which they are stored.
+        optimizer: The class. The name of the op is `fused_<algorithm>_`.
+        update: Formula for one parameter in fp64, with the class's state names.
+        grid: Hyper-parameters to test, with names that both the class and the formula accept.
+        torch_optimizer: Function that creates the equivalent torch.optim optimizer, or returns None
+            if torch's optimizer does not support the hyper-parameters. None (default) means that
+            torch has no equivalent.
+        updates_from_stored_states: Whether the update is computed from states that were already
+            rounded to the storage dtype (default False).
 
     Example:
         >>> from torchfuse.testing import OPTIM_SPECS
@@ -67,12 +68,18 @@ class OptimSpec:
     def oracle(
         self, params: Sequence[Tensor], hyper_params: HyperParams, **options: Any
     ) -> ReferenceOptimizer:
-        """Returns an optimizer of copies of `params` that computes the formula in fp64."""
+        """Returns a :class:`ReferenceOptimizer` for copies of `params`.
+
+        Args:
+            params (Sequence[Tensor]): Initial values.
+            hyper_params (Mapping[str, Any]): An entry of `grid`.
+            **options: Further arguments for :class:`ReferenceOptimizer`, such as `max_grad_norm`.
+        """
         return ReferenceOptimizer(params, self.update, **{**hyper_params, **options})
 
 
 def grid(**values: Sequence[Any]) -> tuple[HyperParams, ...]:
-    """Returns every combination of the given values.
+    """Returns a dict for every combination of the given values.
 
     Example:
         >>> grid(lr=[0.1], amsgrad=[False, True])
@@ -131,8 +138,8 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         grid=grid(
             lr=[1e-3],
             betas=[(0.9, 0.999)],
-            # torch rounds 1 - lr * weight_decay to fp32; for most values other than 5e-5 the error
-            # exceeds the tolerance.
+            # torch rounds 1 - lr * weight_decay to fp32. For most values of lr * weight_decay other
+            # than 5e-5, the rounding error exceeds the tolerance.
             weight_decay=[0.0, 5e-2],
             amsgrad=[False, True],
             maximize=[False, True],
@@ -164,7 +171,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         optimizer=optimizers.FusedSGD,
         update=sgd_update,
         grid=(
-            # Without momentum, where there is no buffer.
+            # Without momentum, there is no buffer.
             *grid(
                 lr=[1e-3],
                 momentum=[0.0],
@@ -183,7 +190,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
                 wd_after_momentum=[False, True],
                 maximize=[False],
             ),
-            # With dampening the first step differs: it takes the whole gradient.
+            # With dampening, the first step differs, because it does not dampen the gradient.
             *grid(
                 lr=[1e-3],
                 momentum=[0.9],
@@ -217,7 +224,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             *grid(lr=[1e-3], norm_type=[2, 0], reg_inside_moment=[True], weight_decay=[0.01]),
             *grid(lr=[1e-3], norm_type=[2, 0], init_zero=[True], weight_decay=[0.0, 0.01]),
             *grid(lr=[1e-3], norm_type=[2, 0], bias_correction=[False], maximize=[True]),
-            # The paper's own values.
+            # Values from the paper.
             *grid(
                 lr=[1e-3],
                 betas=[(0.95, 0.98)],
@@ -250,7 +257,7 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
         update=_lion_update,
         grid=grid(
             lr=[1e-3],
-            # Other values may bring an element's direction within a rounding error of 0.
+            # With other values, an element's direction may be within a rounding error of 0.
             betas=[(0.85, 0.97)],
             weight_decay=[0.0, 0.1],
             maximize=[False, True],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Readable optimizers in plain fp64 PyTorch: the oracles of the tests."""
+"""Readable optimizers in plain fp64 PyTorch, as oracles for tests."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: One parameter's update in place: ``update(param, grad, state, step, **hyper_params)``. `state`
-#: holds the tensors of previous steps, and is empty in the first; `step` counts from 1.
+#: Updates one parameter in place: ``update(param, grad, state, step, **hyper_params)``. `state` is
+#: a dict that keeps tensors between steps, initially empty. `step` counts from 1.
 Update = Callable[..., None]
 
 
 class ReferenceOptimizer:
-    """Any optimizer in fp64, given the update of one parameter.
+    """An optimizer in fp64, given a formula that updates one parameter.
 
     Args:
-        params: initial values, copied to fp64 on the CPU.
-        update: the formula, a function that updates one parameter in place.
-        max_grad_norm: clip the norm of the unscaled gradients, as torch's `clip_grad_norm_`.
-        **hyper_params: passed to `update`.
+        params (Sequence[Tensor]): Initial values, copied to fp64 on the CPU.
+        update (Callable): Formula that updates one parameter in place, called as ``update(param,
+            grad, state, step, **hyper_params)``. `state` is a dict for tensors, initially empty.
+            `step` counts from 1.
+        max_grad_norm (float | None, default None): Clips the norm of the unscaled gradients, as
+            torch's `clip_grad_norm_` does. None disables clipping.
+        **hyper_params: Passed to `update`.
 
     Attributes:
-        params: the parameters, fp64.
-        states: one dict of fp64 tensors per parameter, by the optimizer's state names.
-        steps: one step count per parameter.
+        params: The parameters, fp64.
+        states: One dict of fp64 tensors per parameter, by state name.
+        steps: One step count per parameter.
 
     Example:
         >>> import torch
@@ -59,8 +62,8 @@ class ReferenceOptimizer:
         """Performs one step.
 
         Args:
-            grads: one per parameter; None skips the parameter.
-            grad_scale: loss scale of the gradients, which are divided by it.
+            grads (Sequence[Tensor | None]): One gradient per parameter. None skips the parameter.
+            grad_scale (float, default 1.0): Loss scale. Gradients are divided by this number.
         """
         unscaled = [
             None if grad is None else grad.detach().to("cpu", torch.float64) / grad_scale
@@ -101,7 +104,7 @@ def adam_update(
     amsgrad: bool = False,
     maximize: bool = False,
 ) -> None:
-    """Adam and AdamW, by the formula of :class:`torchfuse.optimizers.FusedAdam`."""
+    """Performs one Adam or AdamW step; see :class:`torchfuse.optimizers.FusedAdam`."""
     beta1, beta2 = betas
     for name in ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else [])):
         state.setdefault(name, torch.zeros_like(param))

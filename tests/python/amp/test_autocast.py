@@ -104,7 +104,7 @@ def test_copies_are_as_torchs(make: Callable[[Any], Any], model: torch.nn.Module
     [
         (autocast, False, "autocast: expected device_type to be .* got False.*: enabled=False"),
         (autocast, torch.float16, r"by name: dtype=torch\.float16\.$"),
-        (autocast, lambda: None, r"written with parentheses: @autocast\(\)\.$"),
+        (autocast, lambda: None, r"decorator with parentheses: @autocast\(\)\.$"),
         (GradScaler, 1024.0, "GradScaler: expected device to be .* 1024.0.*: init_scale=1024.0"),
         (GradScaler, True, r"by name: enabled=True\.$"),
     ],

@@ -128,9 +128,9 @@ def test_layers_that_would_lose_something_stay_with_a_warning() -> None:
         convert_syncbn_model(model)
     told = [str(warning.message) for warning in seen]
     assert told == [
-        "convert_syncbn_model leaves layer '0' as it is: Activated has a forward of its own, which "
+        "convert_syncbn_model did not convert layer '0': Activated has a custom forward, which "
         "would be lost.",
-        "convert_syncbn_model leaves layer '1' as it is: LazyBatchNorm2d has not seen a batch yet.",
+        "convert_syncbn_model did not convert layer '1': LazyBatchNorm2d has not seen a batch yet.",
     ]
     assert [type(layer) for layer in model] == [Activated, nn.LazyBatchNorm2d, SyncBatchNorm]
     model(torch.randn(2, 3, 4, 4))
@@ -143,7 +143,7 @@ def test_a_forward_that_was_set_on_the_layer_stays_with_a_warning() -> None:
     plain = model[0].forward
     model[0].forward = lambda x: plain(x).relu()
     expected = model(X)
-    with pytest.warns(UserWarning, match="'0' as it is: BatchNorm2d has a forward of its own, wh"):
+    with pytest.warns(UserWarning, match="layer '0': BatchNorm2d has a custom forward, wh"):
         convert_syncbn_model(model)
     torch.testing.assert_close(model(X), expected)
 
@@ -158,8 +158,8 @@ def test_parametrized_layers_stay_with_a_warning(name: str, kind: type[nn.Module
     model = nn.Sequential(kind(3), nn.BatchNorm2d(3))
     parametrize.register_parametrization(model[0], name, Square())
     names, layer = list(model.state_dict()), model[0]
-    told = f"Parametrized{kind.__name__} has parametrizations inside, which would be lost.$"
-    with pytest.warns(UserWarning, match=f"leaves layer '0' as it is: {told}"):
+    told = f"Parametrized{kind.__name__} contains parametrizations, which would be lost.$"
+    with pytest.warns(UserWarning, match=f"did not convert layer '0': {told}"):
         convert_syncbn_model(model)
     assert model[0] is layer
     assert isinstance(model[1], SyncBatchNorm)
@@ -179,7 +179,7 @@ def test_pruned_weights_move_over() -> None:
 def test_the_way_back_of_a_parametrized_layer_is_refused() -> None:
     model = nn.Sequential(convert_syncbn_model(nn.BatchNorm2d(3)))
     parametrize.register_parametrization(model[0], "weight", Square())
-    with pytest.raises(ValueError, match=r"layer '' to have no modules inside, got parametrizatio"):
+    with pytest.raises(ValueError, match=r"layer '' to contain no modules, got parametrizatio"):
         revert_syncbn_model(model)
     parametrize.remove_parametrizations(model[0], "weight")
     assert type(revert_syncbn_model(model)[0]) is nn.BatchNorm2d  # type: ignore[index]
@@ -205,7 +205,7 @@ def test_the_way_back_of_a_layer_that_was_none() -> None:
         torch.testing.assert_close(reverted(x), layer(x))
     with pytest.raises(ValueError, match="expected at least 2D input"):
         reverted(torch.randn(3))
-    with pytest.raises(ValueError, match=r"layer '' to do what nn.BatchNorm does, got one with"):
+    with pytest.raises(ValueError, match=r"layer '' to be without fuse_relu and channel_last"):
         revert_syncbn_model(SyncBatchNorm(3, fuse_relu=True))
 
 

@@ -31,7 +31,7 @@ LAYER = nn.Linear(2, 1)
         ({"shared_param": False}, "expected shared_param to be None, got False. Shared parameters"),
         (
             {"gradient_average_split_factor": 2.0},
-            "expected gradient_average_split_factor to be None, got 2.0. Give gradient_predivide_f",
+            "expected gradient_average_split_factor to be None, got 2.0. Pass gradient_predivide_f",
         ),
         ({"gradient_predivide_factor": 0.0}, "expected gradient_predivide_factor to be positive"),
         ({"gradient_predivide_factor": float("nan")}, "to be positive and finite, got nan."),
@@ -51,7 +51,7 @@ LAYER = nn.Linear(2, 1)
         ),
         (
             {"allreduce_communicators": ([None], [None, None]), "num_allreduce_streams": 2},
-            "to hold as many groups and as many streams as num_allreduce_streams, 2 or more, got "
+            "to contain num_allreduce_streams groups and as many streams, at least 2, got "
             "[1, 2] and num_allreduce_streams=2.",
         ),
     ],
@@ -148,7 +148,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 def test_other_parameters_in_another_process(found: dict[str, list[Any]]) -> None:
     same = "expected the parameters of module to be the same on all ranks, got"
-    remedy = "on rank 1. Build the same module everywhere."
+    remedy = "on rank 1. Build the same module on all ranks."
     for shape, dtype, fewer, trainable, of_reducer in found["differing"]:
         for name, message in (("DistributedDataParallel", shape), ("Reducer", of_reducer)):
             assert message == (

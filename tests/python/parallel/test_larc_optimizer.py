@@ -209,7 +209,7 @@ def test_refused_arguments(arguments: dict[str, Any], error: type[Exception], me
 @pytest.mark.parametrize(
     ("param", "grad", "message"),
     [
-        (torch.ones(4), torch.ones(4).to_sparse(), "dense, got layout torch.sparse_coo. Give"),
+        (torch.ones(4), torch.ones(4).to_sparse(), "dense, got layout torch.sparse_coo. Use"),
         (torch.ones(4, dtype=torch.complex64), torch.ones(4) + 0j, "real, got torch.complex64"),
     ],
     ids=["sparse", "complex"],

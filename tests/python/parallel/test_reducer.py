@@ -109,7 +109,7 @@ def disagreement(rank: int) -> list[Any]:
 
 def test_gradients_that_only_some_processes_have(found: dict[str, list[Any]]) -> None:
     begin = "RuntimeError: Reducer.reduce: expected the gradients to be the same on all ranks, got "
-    end = "Let every process compute the gradients of the same parameters."
+    end = "Compute gradients for the same parameters on all ranks."
     for rank, results in enumerate(found["disagreement"]):
         of_module, of_list, weight, first, after = results
         assert of_module == (

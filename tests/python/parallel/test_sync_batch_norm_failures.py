@@ -147,7 +147,7 @@ def test_a_lost_rank_is_an_error_in_the_others(
     [
         (_differs_in_features, "num_features to be the same in all ranks", "got 3, 4. Build the"),
         (_differs_in_dtype, "input.dtype (0 float32, 1 float16, 2 bfloat16, ", "got 3, 0."),
-        (_lost_its_group, "process_group to exist", "got one that was destroyed."),
+        (_lost_its_group, "process_group to exist", "got a group that was destroyed."),
     ],
 )
 def test_ranks_that_differ_or_have_no_group(

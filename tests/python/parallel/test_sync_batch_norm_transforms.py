@@ -96,8 +96,8 @@ def test_training_is_refused(name: str) -> None:
     layer = SyncBatchNorm(CHANNELS, dtype=torch.float64)
     message = (
         r"^SyncBatchNorm\(3\): expected training to be False under torch.func's transforms, "
-        r"forward-mode differentiation and in what makes a program of the model, got "
-        r"True\. Call eval\(\), or take derivatives with torch.autograd.grad\.$"
+        r"forward-mode differentiation and while a program is exported, got "
+        r"True\. Call eval\(\), or compute derivatives with torch.autograd.grad\.$"
     )
     with pytest.raises(RuntimeError, match=message):
         TRANSFORMS[name](layer)
