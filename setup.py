@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Builds torchfuse by calling CMake; CMakeLists.txt is the only description of the build.
+"""Builds torchfuse by calling CMake. CMakeLists.txt contains the complete build description.
 
 Environment variables:
-    CMAKE_ARGS            further arguments for the configure step
+    CMAKE_ARGS            further arguments for CMake's configure step
     TORCHFUSE_WITH_CUDA   AUTO (default), ON or OFF
     TORCHFUSE_TORCH_DIR   folder of the torch to build with, read by CMake
-    TORCH_CUDA_ARCH_LIST  architectures in torch's notation, read by CMake
-    TORCHFUSE_BUILD_DIR   build folder, by default build/<interpreter>-<build type>
-    MAX_JOBS              number of parallel compilations, by default one per processor
+    TORCH_CUDA_ARCH_LIST  CUDA architectures in torch's notation, read by CMake
+    TORCHFUSE_BUILD_DIR   build folder (default: build/<interpreter>-<build type>)
+    MAX_JOBS              number of parallel compilations (default: one per processor)
     DEBUG                 1 for a debug build
-    TORCHFUSE_PREBUILT    folder of what tools/build_wheel.py has built for several torches and
-                          Pythons; nothing is compiled
+    TORCHFUSE_PREBUILT    folder with builds for several torches and Pythons, from
+                          tools/build_wheel.py; then setup.py compiles nothing
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PREBUILT = os.environ.get("TORCHFUSE_PREBUILT")
 
 
 class CMakeExtension(Extension):
-    """An extension whose sources CMake knows."""
+    """An extension without sources, because CMake lists the sources."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, sources=[])
 
 
 def find_tool(name: str) -> str:
-    """Path of a build tool: the interpreter's own scripts come before PATH."""
+    """Returns a build tool's path. The interpreter's scripts folder precedes PATH."""
     search = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     path = shutil.which(name, path=search)
     if path is None:
@@ -52,13 +52,16 @@ def find_tool(name: str) -> str:
 
 
 def parallel_jobs() -> str:
-    """Ninja alone would start more compilers than processors, each with a gigabyte of memory."""
+    """Returns the number of compilers to run, each of which needs about a gigabyte of memory.
+
+    Ninja's default is higher than the number of processors.
+    """
     asked = os.environ.get("MAX_JOBS") or os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL")
     return asked or str(len(os.sched_getaffinity(0)))
 
 
 class CleanBuild(build):
-    """Collects the wheel in an empty folder: an older build's files must not get into it."""
+    """Builds in an empty folder, so that a wheel contains no files from an older build."""
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)
@@ -66,7 +69,7 @@ class CleanBuild(build):
 
 
 class CMakeBuild(build_ext):
-    """Configures, builds and installs into the Python package."""
+    """Configures and builds with CMake, and installs into the Python package."""
 
     def run(self) -> None:
         for extension in self.extensions:
@@ -89,11 +92,11 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
             f"-DCMAKE_BUILD_TYPE={build_type}",
             "-DCMAKE_INSTALL_LIBDIR=lib",
-            # A folder that another interpreter configured still knows that one's headers.
+            # Removes cached header paths in a build folder that another interpreter configured.
             *["-U", "_Python_*", f"-DPython_EXECUTABLE={sys.executable}"],
             "-DTORCHFUSE_BUILD_PYTHON=ON",
             f"-DTORCHFUSE_WITH_CUDA={os.environ.get('TORCHFUSE_WITH_CUDA') or 'AUTO'}",
-            # A wheel must not hold this machine's paths; an editable install is used where it is.
+            # A wheel must not contain paths of this machine. An editable install may.
             f"-DTORCHFUSE_RELOCATABLE={'OFF' if in_place else 'ON'}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         )
@@ -120,7 +123,7 @@ class CMakeBuild(build_ext):
 
 
 class TaggedWheel(bdist_wheel):
-    """A wheel of several builds is for all of their Pythons."""
+    """Tags a wheel with several builds as py3, because the wheel supports several Pythons."""
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, platform = super().get_tag()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# Imported targets for torch, made from its own files:
-#   torchfuse::torch         what a program links: headers and all libraries below
-#   torchfuse::torch_cpu, c10, torch_cuda, c10_cuda, torch_python   one library each, where it exists
+# Creates imported targets from torch's files:
+#   torchfuse::torch         for programs to link: headers and all libraries below
+#   torchfuse::torch_cpu, c10, torch_cuda, c10_cuda, torch_python   one per library, if it exists
 #   torchfuse::libgomp       the OpenMP runtime that torch uses
-# Never torch's own target names: a program may call find_package(Torch) before or after.
+# The names differ from torch's target names, so a program may call find_package(Torch) too.
 cmake_policy(VERSION 3.25)
 
 include("${CMAKE_CURRENT_LIST_DIR}/TorchfuseLocateTorch.cmake")
@@ -31,7 +31,7 @@ function(_torchfuse_import_torch root)
         INTERFACE_COMPILE_FEATURES cxx_std_20
     )
   endif()
-  # Which libgomp it is differs: libgomp.so.1 in one wheel, libgomp-<hash>.so.1 in another.
+  # The file name differs between wheels: libgomp.so.1 or libgomp-<hash>.so.1.
   file(GLOB gomp "${root}/lib/libgomp*.so*")
   set(needed "")
   if(gomp)
@@ -61,10 +61,11 @@ function(_torchfuse_import_torch root)
   if(TARGET torchfuse::torch)
     return()
   endif()
-  # libtorch and libtorch_cuda register their kernels when they are loaded and no program calls them by
-  # name, so the linker would drop them. The others are listed too, so that a program finds each of
-  # them through its own run path, wherever our library lies: also libgomp, or the system's would be
-  # loaded instead, if there is one. Naming the targets as well gives it that run path.
+  # libtorch and libtorch_cuda register kernels when they are loaded. Programs use no symbols of these
+  # libraries, so the linker would drop them without --no-as-needed. All libraries are listed, so that a
+  # program finds each library through the program's run path, wherever libtorchfuse is installed.
+  # Without libgomp in the list, the system's libgomp might be loaded. Linking the targets as well adds
+  # the run path.
   string(REPLACE ";" "," needed "${needed}")
   add_library(torchfuse::torch INTERFACE IMPORTED)
   set(libraries torchfuse::torch_headers torchfuse::torch_cpu torchfuse::c10)

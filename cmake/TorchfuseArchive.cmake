@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# `cpack`, or the target `package`: what `cmake --install` installs as one archive, to be unpacked
-# anywhere. Its name says what it must be used with: the minor version of torch and CUDA's major one.
+# `cpack`, or the target `package`, packs the files that `cmake --install` installs into a relocatable
+# archive. The archive's name contains torch's minor version and CUDA's major version.
 
 set(platform cpu)
 if(TORCHFUSE_CUDA)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# Whether CUDA is built, with which nvcc, and for which architectures.
+# Chooses whether to build for CUDA, the nvcc, and the architectures.
 cmake_policy(VERSION 3.25)
 
-# "8.0;9.0+PTX" (torch's notation; spaces and commas separate too) -> "80-real;90". CMake's "90" means
-# machine code and PTX, "90-real" machine code only.
+# Translates torch's notation to CMake's: "8.0;9.0+PTX" -> "80-real;90". Spaces and commas are accepted
+# as separators too. CMake's "90" means machine code and PTX; "90-real" means machine code only.
 function(torchfuse_translate_arch_list out arch_list)
   string(REGEX REPLACE "[ ,;]+" ";" entries "${arch_list}")
   list(REMOVE_ITEM entries "")
@@ -26,7 +26,8 @@ function(torchfuse_translate_arch_list out arch_list)
   set(${out} "${result}" PARENT_SCOPE)
 endfunction()
 
-# The reverse, for messages: "80-real;90" -> "8.0, 9.0+PTX". Other words of CMake stay as they are.
+# Translates CMake's notation to torch's for messages: "80-real;90" -> "8.0, 9.0+PTX". Other CMake
+# values, such as "native", are unchanged.
 function(torchfuse_name_cuda_architectures out architectures)
   list(TRANSFORM architectures REPLACE "^([0-9]+)([0-9][af]?)$" "\\1.\\2+PTX")
   list(TRANSFORM architectures REPLACE "^([0-9]+)([0-9][af]?)-real$" "\\1.\\2")
@@ -34,11 +35,12 @@ function(torchfuse_name_cuda_architectures out architectures)
   set(${out} "${names}" PARENT_SCOPE)
 endfunction()
 
-# CMAKE_CUDA_ARCHITECTURES, then CUDAARCHS, then TORCH_CUDA_ARCH_LIST, then our own list, whose last
-# entry carries PTX for what comes after it. Must run before the language is enabled.
+# Sets the architectures from the first of CMAKE_CUDA_ARCHITECTURES, CUDAARCHS, TORCH_CUDA_ARCH_LIST, or
+# from a default list, whose last entry includes PTX for newer GPUs. Must run before CUDA is enabled.
 function(torchfuse_choose_cuda_architectures)
   if(DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # In a folder that was configured before, our own choice holds until the variable names another.
+    # In a configured build folder, the value may be the cached choice of an earlier run. Keep the value
+    # unless TORCH_CUDA_ARCH_LIST is set.
     if(
       "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL ""
       OR NOT "${CMAKE_CUDA_ARCHITECTURES}" STREQUAL "${TORCHFUSE_CHOSEN_ARCHITECTURES}"
@@ -56,15 +58,15 @@ function(torchfuse_choose_cuda_architectures)
     set(architectures 80-real 90-real 100-real 120)
   endif()
   set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures" FORCE)
-  set(TORCHFUSE_CHOSEN_ARCHITECTURES "${architectures}" CACHE INTERNAL "What was chosen here")
+  set(TORCHFUSE_CHOSEN_ARCHITECTURES "${architectures}" CACHE INTERNAL "Chosen by torchfuse")
 endfunction()
 
-# Finds nvcc and its version; empty variables where there is none. TORCHFUSE_NVCC_ERROR says why one that
-# was found cannot be used.
+# Sets TORCHFUSE_NVCC and TORCHFUSE_NVCC_VERSION, empty if no nvcc was found. TORCHFUSE_NVCC_ERROR states
+# why a found nvcc cannot be used.
 function(_torchfuse_find_nvcc)
   if(TORCHFUSE_TORCH_CUDA_VERSION)
     string(REGEX MATCH "^[0-9]+" major "${TORCHFUSE_TORCH_CUDA_VERSION}")
-    # The toolkit's compiler also comes as wheels, which unpack beside torch.
+    # pip installs the toolkit's wheels beside torch.
     cmake_path(GET TORCHFUSE_TORCH_ROOT PARENT_PATH site_packages)
     set(beside_torch "${site_packages}/nvidia/cu${major}/bin")
   endif()
@@ -101,8 +103,8 @@ function(_torchfuse_find_nvcc)
   set(TORCHFUSE_NVCC_ERROR "${error}" PARENT_SCOPE)
 endfunction()
 
-# Compiles an empty kernel: an nvcc that knows its version may still lack its parts or refuse the host
-# compiler. `out` is empty if it works, else the first line of its complaint.
+# Compiles an empty kernel, because an nvcc that prints its version may still lack files or not support
+# the host compiler. Sets `out` to an error with nvcc's first line, or to an empty string.
 function(_torchfuse_try_nvcc out)
   set(${out} "" PARENT_SCOPE)
   if(TORCHFUSE_WORKING_NVCC STREQUAL TORCHFUSE_NVCC)
@@ -132,7 +134,7 @@ function(_torchfuse_try_nvcc out)
   set(${out} "${TORCHFUSE_NVCC} cannot compile an empty kernel (${line})" PARENT_SCOPE)
 endfunction()
 
-# Why CUDA cannot be built, as a part of a sentence; empty if it can.
+# Sets `out` to the reason why CUDA cannot be built, as a clause, or to an empty string.
 function(_torchfuse_reason_against_cuda out)
   set(reason "")
   string(REGEX MATCH "^[0-9]+" torch_major "${TORCHFUSE_TORCH_CUDA_VERSION}")
@@ -161,8 +163,8 @@ function(_torchfuse_reason_against_cuda out)
   set(${out} "${reason}" PARENT_SCOPE)
 endfunction()
 
-# What to install for TORCHFUSE_WITH_CUDA=ON. From CUDA 13 on PyPI has nvcc, whose parts must be of one
-# release: that of the package through which torch itself pins its CUDA libraries.
+# Sets `out` to a remedy for TORCHFUSE_WITH_CUDA=ON. PyPI provides nvcc since CUDA 13. All its parts must
+# have the version of cuda-toolkit, the package through which torch pins its CUDA libraries.
 function(_torchfuse_cuda_remedy out)
   set(version "")
   file(GLOB toolkit "${TORCHFUSE_TORCH_ROOT}/../cuda_toolkit-*.dist-info")
@@ -178,13 +180,13 @@ function(_torchfuse_cuda_remedy out)
       "'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]==${version}'"
     )
   else()
-    set(remedy "Install what is missing")
+    set(remedy "Install a torch with CUDA and the matching CUDA toolkit")
   endif()
   set(${out} "${remedy}" PARENT_SCOPE)
 endfunction()
 
-# Decides about CUDA and says so in one line. A macro, because CMAKE_CUDA_COMPILER must reach the
-# caller that enables the language.
+# Sets `out` to ON or OFF and prints the choice. A macro, because the caller needs CMAKE_CUDA_COMPILER
+# for enable_language().
 macro(torchfuse_choose_cuda out)
   set(${out} OFF)
   string(TOUPPER "${TORCHFUSE_WITH_CUDA}" _torchfuse_wish)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# The verbs of the manifest, and what every target of ours has in common.
+# Functions for the manifest (TorchfuseOps.cmake) and common settings for all targets.
 
 set(TORCHFUSE_KERNELS "")
 set(TORCHFUSE_SIMD_KERNELS "")
@@ -21,7 +21,7 @@ function(_torchfuse_expect_files verb)
   endforeach()
 endfunction()
 
-# A kernel without an op of its own. SIMD: one object per instruction level.
+# Registers a kernel without an op. SIMD: the CPU file is compiled once per instruction level.
 function(torchfuse_add_kernel name)
   _torchfuse_expect_files(
     "torchfuse_add_kernel(${name})"
@@ -36,8 +36,8 @@ function(torchfuse_add_kernel name)
   endif()
 endfunction()
 
-# A kernel and the op that calls it, whose name is the last part of `path`. A macro, so that the record
-# reaches the caller's scope.
+# Registers a kernel and the op that calls the kernel; the name is the last component of `path`. A
+# macro, because the lists must change in the caller's scope.
 macro(torchfuse_add_op path)
   get_filename_component(_torchfuse_name "${path}" NAME)
   torchfuse_add_kernel(${_torchfuse_name} ${ARGN})
@@ -45,8 +45,8 @@ macro(torchfuse_add_op path)
   list(APPEND TORCHFUSE_OPS ${path})
 endmacro()
 
-# An optimizer: one functor for all backends. LAYERWISE: its update needs norms of whole tensors.
-# CPP_CLASS: it also has a C++ class.
+# Registers an optimizer, with one functor for all backends. LAYERWISE: the update needs norms over whole
+# tensors. CPP_CLASS: there is also a C++ class.
 macro(torchfuse_add_fused_optimizer name functor)
   set(_torchfuse_verb "torchfuse_add_fused_optimizer(${name} ${functor})")
   cmake_parse_arguments(_torchfuse "LAYERWISE;CPP_CLASS" "" "" ${ARGN})
@@ -73,7 +73,7 @@ macro(torchfuse_add_fused_optimizer name functor)
   endif()
 endmacro()
 
-# Writes the op of an optimizer, and the C++ function that calls it as it is declared in ops.h.
+# Generates an optimizer's op, and the C++ function that ops.h declares for the op.
 function(torchfuse_generate_fused_op NAME FUNCTOR source)
   file(READ "${PROJECT_SOURCE_DIR}/csrc/include/torchfuse/ops.h" declarations)
   if(NOT declarations MATCHES "TORCHFUSE_API void fused_${NAME}_\\(([^()]*)\\);")
@@ -90,7 +90,7 @@ function(torchfuse_generate_fused_op NAME FUNCTOR source)
   configure_file("${PROJECT_SOURCE_DIR}/csrc/ops/fused_step/fused_op.cpp.in" "${source}" @ONLY)
 endfunction()
 
-# Language level, visibility, warnings and sanitizers: the same for every target of ours.
+# Sets language level, visibility, warnings and sanitizers, for every target.
 function(torchfuse_set_defaults target)
   set_target_properties(
     ${target}
@@ -130,31 +130,29 @@ function(torchfuse_set_defaults target)
   endif()
 endfunction()
 
-# A library or program that uses at::parallel_for. That header runs on one thread, silently, unless
-# it is compiled with -fopenmp; the runtime that is linked must be the one that torch itself uses.
+# For targets that use at::parallel_for. Without -fopenmp, that header silently uses one thread. The
+# OpenMP runtime must be the same one that torch uses.
 function(torchfuse_use_torch_threads target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
   target_link_libraries(${target} PRIVATE torchfuse::libgomp)
 endfunction()
 
-# Compiles `size` files of the target at once. A file behind torch's headers costs seconds before its own
-# first line is read: g++ instantiates anew what they left pending, even where they are precompiled. Names
-# in the anonymous namespaces of one target must differ. CMAKE_UNITY_BUILD=OFF compiles each file alone.
+# Compiles the target's files in batches of `size`. Including torch's headers costs seconds per batch,
+# because g++ instantiates pending templates again, even from precompiled headers. Names in anonymous
+# namespaces must be unique within the target. CMAKE_UNITY_BUILD=OFF compiles each file separately.
 function(torchfuse_compile_in_batches target size)
   if(NOT DEFINED CMAKE_UNITY_BUILD)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
   endif()
 endfunction()
 
-# A test or a program of the tests. It spends its time in the library: optimizing the program itself takes
-# longer than it saves.
+# For test programs. They spend most time in the library, so optimizing them costs more than it saves.
 function(torchfuse_set_test_defaults target)
   torchfuse_set_defaults(${target})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 endfunction()
 
-# Every header of the target's header sets must compile when it is included alone.
-# What leaves a library of kernels, named by our version: see csrc/kernels/exports.map.in.
+# Restricts a kernel library's exported symbols and versions them; see csrc/kernels/exports.map.in.
 function(torchfuse_export_kernels target)
   set(exports "${PROJECT_BINARY_DIR}/kernels.map")
   configure_file("${PROJECT_SOURCE_DIR}/csrc/kernels/exports.map.in" "${exports}" @ONLY)
@@ -165,13 +163,14 @@ function(torchfuse_export_kernels target)
   set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS "${exports}")
 endfunction()
 
+# With tests: checks that every header in the target's header sets compiles on its own.
 function(torchfuse_check_headers target)
   if(TORCHFUSE_BUILD_TESTS)
     set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   endif()
 endfunction()
 
-# Stops with one sentence if the compiler does not know enough of C++20.
+# Fails with a clear message if the compiler does not support C++20.
 function(torchfuse_check_compiler)
   set(too_old FALSE)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
@@ -180,13 +179,13 @@ function(torchfuse_check_compiler)
   if(too_old OR NOT "cxx_std_20" IN_LIST CMAKE_CXX_COMPILE_FEATURES)
     message(
       FATAL_ERROR
-      "torchfuse: expected a compiler that knows C++20, g++ 12 or newer, got ${CMAKE_CXX_COMPILER_ID} "
-      "${CMAKE_CXX_COMPILER_VERSION} in ${CMAKE_CXX_COMPILER}. Set CXX to another one."
+      "torchfuse: expected a C++20 compiler, g++ 12 or newer, got ${CMAKE_CXX_COMPILER_ID} "
+      "${CMAKE_CXX_COMPILER_VERSION} in ${CMAKE_CXX_COMPILER}. Set CXX to a newer compiler."
     )
   endif()
 endfunction()
 
-# Stops with one sentence if the interpreter that the module is built for is too old or does not run.
+# Fails with a clear message if the Python interpreter is too old or does not run.
 function(torchfuse_check_python)
   if(NOT Python_EXECUTABLE)
     return()
@@ -204,19 +203,19 @@ function(torchfuse_check_python)
     message(
       FATAL_ERROR
       "torchfuse: expected Python 3.10 or newer, got ${version} in ${Python_EXECUTABLE}. Set "
-      "Python_EXECUTABLE to another one, or use TORCHFUSE_BUILD_PYTHON=OFF."
+      "Python_EXECUTABLE to a newer Python, or use TORCHFUSE_BUILD_PYTHON=OFF."
     )
   endif()
 endfunction()
 
-# Stops with one sentence if the torch that was located is not one we are built and tested with.
+# Fails with a clear message if the located torch is not a supported version.
 function(torchfuse_check_torch_is_supported)
   if(TORCHFUSE_TORCH_MINOR VERSION_LESS 2.11 OR TORCHFUSE_TORCH_MINOR VERSION_GREATER_EQUAL 2.16)
     message(
       FATAL_ERROR
       "torchfuse: expected torch to be at least 2.11 and older than 2.16, got "
-      "${TORCHFUSE_TORCH_VERSION} in ${TORCHFUSE_TORCH_ROOT}. Install another one, or set "
-      "TORCHFUSE_TORCH_DIR."
+      "${TORCHFUSE_TORCH_VERSION} in ${TORCHFUSE_TORCH_ROOT}. Install a supported torch, or set "
+      "TORCHFUSE_TORCH_DIR to one."
     )
   endif()
   message(STATUS "torchfuse: using torch ${TORCHFUSE_TORCH_VERSION} in ${TORCHFUSE_TORCH_ROOT}")
@@ -225,15 +224,15 @@ function(torchfuse_check_torch_is_supported)
     message(
       FATAL_ERROR
       "torchfuse: expected torch to ship its OpenMP runtime as ${TORCHFUSE_TORCH_ROOT}/lib/"
-      "libgomp*.so*, got none. Use an official build of torch: with another runtime the CPU "
+      "libgomp*.so*, got none. Use an official build of torch, because with another runtime the CPU "
       "kernels would not share torch's threads."
     )
   endif()
 endfunction()
 
-# Sets `result` to a path by which all build folders that share a compiler cache find `folder`: the cache
-# compares paths relative to the build folder, so this is a link in it. Without a cache it is `folder`.
-# The name is short because the cache prefers the shortest of all paths that lead to a file.
+# Sets `result` to a path for `folder` that is equal in all build folders that share a compiler cache. The
+# cache compares paths relative to the build folder, so the path is a link in the build folder. Without a
+# cache, `result` is `folder`. The link's name is short because the cache prefers the shortest path.
 function(torchfuse_same_path_for_compiler_cache result folder link)
   set(path "${folder}")
   if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
@@ -244,7 +243,7 @@ function(torchfuse_same_path_for_compiler_cache result folder link)
   set(${result} "${path}" PARENT_SCOPE)
 endfunction()
 
-# Error messages name source files; not by the paths of the machine that compiled them.
+# Removes the build machine's folders from the source paths in error messages.
 function(torchfuse_name_sources_without_folders target)
   target_compile_options(
     ${target}

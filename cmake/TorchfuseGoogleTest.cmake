@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# GoogleTest: an installed package, else its sources: in a folder that is named, as Debian's package
-# `googletest` installs them, or as the pinned wheel of requirements-dev.txt does. Nothing is downloaded.
+# Finds GoogleTest: an installed package, or sources in TORCHFUSE_GTEST_SOURCE, in Debian's package
+# `googletest`, or in the pinned wheel from requirements-dev.txt. Nothing is downloaded.
 
-# Under a sanitizer GoogleTest is compiled with it too, so the installed binaries do not serve.
+# Under a sanitizer, GoogleTest must be compiled from source with the sanitizer.
 if(NOT TORCHFUSE_GTEST_SOURCE AND NOT TORCHFUSE_SANITIZE)
   find_package(GTest QUIET)
 endif()
@@ -27,8 +27,8 @@ if(NOT TARGET GTest::gtest_main)
     message(
       FATAL_ERROR
       "torchfuse: expected GoogleTest for TORCHFUSE_BUILD_TESTS, got none in ${folders}. Install "
-      "Debian's package libgtest-dev, or its sources by `pip install ros-gtest-vendor` and name "
-      "their folder, src/gtest_vendor of the environment, with TORCHFUSE_GTEST_SOURCE."
+      "Debian's package libgtest-dev. Or run `pip install ros-gtest-vendor` and set "
+      "TORCHFUSE_GTEST_SOURCE to the folder src/gtest_vendor in the Python environment."
     )
   endif()
   foreach(name IN ITEMS gtest gtest_main)
@@ -50,8 +50,9 @@ endif()
 
 include(GoogleTest)
 
-# Registers the tests of a program, each alone. Under a sanitizer a process is dear to start, and to end
-# where executed lines are counted: there the program runs twice, with every second test.
+# Registers each test of a program separately. Under a sanitizer, starting a process is slow, and so is
+# ending a process that measures coverage. So the program runs only twice, each time with half of the
+# tests.
 function(torchfuse_discover_tests target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TEST_PREFIX" "LABELS;ENVIRONMENT")
   if(NOT TORCHFUSE_SANITIZE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# What `cmake --install` puts into a prefix: library, headers, and the package for find_package.
+# Installs the library, the headers, and the CMake package for find_package().
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -37,13 +37,13 @@ install(
     "${PROJECT_SOURCE_DIR}/cmake/torch_search_path.py"
   DESTINATION "${package_dir}"
 )
-# A wheel has the license among its metadata.
+# A wheel already contains the license in its metadata.
 if(NOT TORCHFUSE_BUILD_PYTHON)
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 endif()
 
-# What was built, with what: Python reads it before it loads the library. Goes into the Python package, so
-# only `cmake --install --component python` installs it.
+# Records versions and options of the build. Python reads build_info.json before loading the library.
+# Only `cmake --install --component python` installs this file, into the Python package.
 set(architectures "")
 set(built_with_cuda "")
 if(TORCHFUSE_CUDA)

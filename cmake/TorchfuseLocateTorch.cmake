@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# Where torch is and what it is, read from its own files: no target, no search for CUDA. Installed
-# with the package, because its users need the same torch.
+# Finds torch and reads its version from files, without creating targets or searching for CUDA. This
+# file is installed with torchfuse's CMake package, because users need the same torch.
 cmake_policy(VERSION 3.25)
 
 set(_TORCHFUSE_CMAKE_DIR "${CMAKE_CURRENT_LIST_DIR}")
 
-# A folder without headers is a torch that cannot be built against.
+# A torch without headers cannot be used for building.
 function(_torchfuse_holds_torch out folder)
   if(EXISTS "${folder}/lib/libtorch_cpu.so" AND EXISTS "${folder}/include/torch/library.h")
     set(${out} TRUE PARENT_SCOPE)
@@ -14,8 +14,8 @@ function(_torchfuse_holds_torch out folder)
   endif()
 endfunction()
 
-# Folders that may hold torch, best first: TORCHFUSE_TORCH_DIR alone if it is set, as a variable of
-# CMake or of the environment, else the hints and the environments of the Python interpreter.
+# Lists folders that may contain torch, best first. If TORCHFUSE_TORCH_DIR is set in CMake or in the
+# environment, lists that folder only. Otherwise lists the hints and the Python environments.
 function(_torchfuse_torch_candidates out)
   if(NOT TORCHFUSE_TORCH_DIR AND DEFINED ENV{TORCHFUSE_TORCH_DIR})
     file(TO_CMAKE_PATH "$ENV{TORCHFUSE_TORCH_DIR}" TORCHFUSE_TORCH_DIR)
@@ -25,7 +25,7 @@ function(_torchfuse_torch_candidates out)
     set(${out} "${TORCHFUSE_TORCH_DIR}" PARENT_SCOPE)
     return()
   endif()
-  # A project in C++ has no need of Python where a hint is right.
+  # If a hint contains torch, a C++ project does not need Python.
   foreach(hint IN LISTS TORCHFUSE_TORCH_HINTS)
     _torchfuse_holds_torch(found "${hint}")
     if(found)
@@ -50,7 +50,7 @@ function(_torchfuse_torch_candidates out)
   set(${out} "${candidates}" PARENT_SCOPE)
 endfunction()
 
-# version.py of a Python package, build-version of an unpacked LibTorch.
+# Reads version.py (Python package) or build-version (unpacked LibTorch).
 function(_torchfuse_read_torch_version root)
   set(version "")
   set(cuda "")
@@ -74,7 +74,8 @@ function(_torchfuse_read_torch_version root)
 endfunction()
 
 # Sets TORCHFUSE_TORCH_ROOT, TORCHFUSE_TORCH_VERSION ("2.11.0+cu130"), TORCHFUSE_TORCH_MINOR ("2.11")
-# and TORCHFUSE_TORCH_CUDA_VERSION ("13.0", empty for a CPU build). The root is empty if none is found.
+# and TORCHFUSE_TORCH_CUDA_VERSION ("13.0", empty for a CPU build). If no torch is found, the root is
+# empty; with REQUIRED, this is an error.
 function(torchfuse_locate_torch)
   _torchfuse_torch_candidates(candidates)
   set(root "")
@@ -88,7 +89,7 @@ function(torchfuse_locate_torch)
   if(root)
     _torchfuse_read_torch_version("${root}")
     if(NOT TORCHFUSE_TORCH_VERSION MATCHES "^([0-9]+\\.[0-9]+)")
-      message(FATAL_ERROR "torchfuse: the torch in ${root} does not say its version.")
+      message(FATAL_ERROR "torchfuse: could not read the version of the torch in ${root}.")
     endif()
     set(TORCHFUSE_TORCH_MINOR "${CMAKE_MATCH_1}" PARENT_SCOPE)
     set(TORCHFUSE_TORCH_VERSION "${TORCHFUSE_TORCH_VERSION}" PARENT_SCOPE)
@@ -101,8 +102,8 @@ function(torchfuse_locate_torch)
     endif()
     message(
       FATAL_ERROR
-      "torchfuse: no torch was found ${where}: install torch first and, if it is there already, set "
-      "TORCHFUSE_TORCH_DIR to its folder or install with pip's --no-build-isolation."
+      "torchfuse: no torch was found ${where}: install torch first. If torch is installed already, set "
+      "TORCHFUSE_TORCH_DIR to its folder, or pass --no-build-isolation to pip."
     )
   endif()
   set(TORCHFUSE_TORCH_ROOT "${root}" PARENT_SCOPE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# The cross compiler of Debian's package g++-aarch64-linux-gnu, and qemu to run what it makes.
+# Toolchain file: the cross compiler from Debian's package g++-aarch64-linux-gnu, and qemu as emulator.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

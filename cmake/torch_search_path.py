@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints the torch folders of the environment that is installed into, one per line, best first.
+"""Prints the torch folders in the target environment of an installation, best first.
 
-It must not import torch: under pip's build isolation the import fails although the environment
-that is installed into has torch, and a search of that environment's own folders finds it. uv builds
-in an environment of its own and points VIRTUAL_ENV to that one, so under uv the environments on
-PATH count too, and the .venv that uv finds by itself.
+This program must not import torch. Under pip's build isolation, the import fails even if the target
+environment contains torch, but a search of the environment's folders finds torch. uv builds in a
+separate environment and sets VIRTUAL_ENV to that environment. So under uv, environments on PATH and
+the nearest .venv are searched too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-# posix_local and deb_system are Debian's schemes: local/lib and dist-packages.
+# Debian uses posix_local and deb_system (local/lib and dist-packages).
 _SCHEMES = ("posix_prefix", "posix_local", "deb_system")
 
 
@@ -29,7 +29,7 @@ def _platlibs(prefix: str) -> Iterator[str]:
 
 
 def _sees_outer_packages(prefix: str) -> bool:
-    """False for a virtual environment, unless it was made with --system-site-packages."""
+    """Returns False for a virtual environment that was created without --system-site-packages."""
     configuration = Path(prefix, "pyvenv.cfg")
     if not configuration.is_file():
         return True
@@ -41,7 +41,7 @@ def _sees_outer_packages(prefix: str) -> bool:
 
 
 def _environment(prefix: str) -> Iterator[str]:
-    """What Python imports from in an environment: its own folder, user site, base prefix."""
+    """Yields the package folders from which Python imports in an environment."""
     yield from _platlibs(prefix)
     if _sees_outer_packages(prefix):
         yield site.getusersitepackages()
@@ -49,7 +49,7 @@ def _environment(prefix: str) -> Iterator[str]:
 
 
 def _other_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
-    """Environments that the surroundings point to."""
+    """Yields the prefixes of environments that environment variables or the folder name."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if environ.get(variable):
             yield environ[variable]
@@ -66,7 +66,7 @@ def _other_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def search_path(environ: Mapping[str, str]) -> Iterator[str]:
-    """The folders that may hold torch, in order of preference."""
+    """Yields folders that may contain torch, best first."""
     yield sysconfig.get_path("platlib")
     yield from _environment(sys.prefix)
     for prefix in _other_prefixes(environ):
@@ -75,7 +75,7 @@ def search_path(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def find_torch(environ: Mapping[str, str]) -> list[str]:
-    """Folders of torch on the search path."""
+    """Returns all torch folders on the search path, best first."""
     found: list[str] = []
     for folder in search_path(environ):
         spec = PathFinder.find_spec("torch", [folder])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# find_package(torchfuse) in a wheel for several torches: takes the package of the one that is found.
+# find_package(torchfuse) in a wheel for several torches: includes the package for the torch that is found.
 cmake_policy(VERSION 3.25)
 
 get_filename_component(_torchfuse_package "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
@@ -23,8 +23,8 @@ elseif(EXISTS "${_torchfuse_shim}-cpu")
   if(_torchfuse_cuda AND NOT torchfuse_FIND_QUIETLY)
     message(
       WARNING
-      "torchfuse has no kernels for CUDA ${TORCHFUSE_TORCH_CUDA_VERSION}, with which the torch in "
-      "${TORCHFUSE_TORCH_ROOT} was built: the program will run on the CPU. Build torchfuse from source."
+      "torchfuse has no kernels for CUDA ${TORCHFUSE_TORCH_CUDA_VERSION}, which the torch in "
+      "${TORCHFUSE_TORCH_ROOT} uses: torchfuse will run on the CPU. Build torchfuse from source."
     )
   endif()
 else()
@@ -32,7 +32,7 @@ else()
   list(JOIN _torchfuse_known ", " _torchfuse_known)
   set(
     torchfuse_NOT_FOUND_MESSAGE
-    "torchfuse was built for ${_torchfuse_known}, and the torch in ${TORCHFUSE_TORCH_ROOT} is ${TORCHFUSE_TORCH_VERSION}: set TORCHFUSE_TORCH_DIR to one of these, or build torchfuse from source."
+    "torchfuse was built for ${_torchfuse_known}, and the torch in ${TORCHFUSE_TORCH_ROOT} is ${TORCHFUSE_TORCH_VERSION}: set TORCHFUSE_TORCH_DIR to a supported torch, or build torchfuse from source."
   )
 endif()
 if(NOT torchfuse_NOT_FOUND_MESSAGE)

@@ -93,9 +93,9 @@ def test_no_torch(configure: Configure, tmp_path: Path) -> None:
         torch=None, python=python, VIRTUAL_ENV="", CONDA_PREFIX="", PATH="/usr/bin:/bin"
     )
     assert (
-        f"torchfuse: no torch was found in the environments of '{python}': install torch first "
-        "and, if it is there already, set TORCHFUSE_TORCH_DIR to its folder or install with pip's "
-        "--no-build-isolation."
+        f"torchfuse: no torch was found in the environments of '{python}': install torch first. "
+        "If torch is installed already, set TORCHFUSE_TORCH_DIR to its folder, or pass "
+        "--no-build-isolation to pip."
     ) in output
 
 
@@ -104,7 +104,7 @@ def test_torch_out_of_range(configure: Configure, tmp_path: Path, version: str) 
     torch = make_torch(tmp_path / "torch", version)
     assert (
         f"torchfuse: expected torch to be at least 2.11 and older than 2.16, got {version} in "
-        f"{torch}. Install another one, or set TORCHFUSE_TORCH_DIR."
+        f"{torch}. Install a supported torch, or set TORCHFUSE_TORCH_DIR to one."
     ) in configure(torch=torch)
 
 
@@ -117,7 +117,7 @@ def test_torch_out_of_range(configure: Configure, tmp_path: Path, version: str) 
             NVCC_12.replace("12.8", "12.0"),
             "nvcc 12.0 passes at most 4 KB of arguments to a kernel; 12.1 is the oldest that "
             "passes 32 KB",
-            "Install what is missing",
+            "Install a torch with CUDA and the matching CUDA toolkit",
         ),
         ("13.0", "exit 3", "{nvcc} --version fails (3)", "Install the CUDA toolkit"),
         ("13.0", "echo hello", "{nvcc} --version fails (0)", "Install the CUDA toolkit"),
@@ -162,8 +162,8 @@ def test_old_compiler(configure: Configure, tmp_path: Path) -> None:
     pretend = "-U__GNUC__ -D__GNUC__=9 -U__GNUC_MINOR__ -D__GNUC_MINOR__=4"
     compiler = make_script(tmp_path / "g++", f'exec {shutil.which("g++")} {pretend} "$@"')
     output = configure(torch=make_torch(tmp_path / "torch"), CXX=str(compiler))
-    assert "torchfuse: expected a compiler that knows C++20, g++ 12 or newer, got GNU 9.4" in output
-    assert f"in {compiler}. Set CXX to another one." in output
+    assert "torchfuse: expected a C++20 compiler, g++ 12 or newer, got GNU 9.4" in output
+    assert f"in {compiler}. Set CXX to a newer compiler." in output
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_old_python(configure: Configure, tmp_path: Path, lines: str, got: str) 
     output = configure(torch=make_torch(tmp_path / "torch"), python=python)
     assert (
         f"torchfuse: expected Python 3.10 or newer, got {got} in {python}. Set Python_EXECUTABLE "
-        "to another one, or use TORCHFUSE_BUILD_PYTHON=OFF."
+        "to a newer Python, or use TORCHFUSE_BUILD_PYTHON=OFF."
     ) in output
 
 
@@ -192,6 +192,6 @@ def test_cpu_torch(configure: Configure, tmp_path: Path) -> None:
     assert f"torchfuse: building for CPU only: {reason}" in configure(torch=torch)
     output = configure("-DTORCHFUSE_WITH_CUDA=ON", torch=torch)
     assert (
-        f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install what is missing; or use "
-        "TORCHFUSE_WITH_CUDA=OFF."
+        f"torchfuse: TORCHFUSE_WITH_CUDA=ON, but {reason}. Install a torch with CUDA "
+        "and the matching CUDA toolkit; or use TORCHFUSE_WITH_CUDA=OFF."
     ) in output

@@ -34,7 +34,7 @@ def complaint(prefix: Path, work: Path, torch_root: Path) -> str:
 def test_torch_of_another_minor_version(prefix: Path, tmp_path: Path) -> None:
     root = fake_libtorch(tmp_path / "libtorch", "2.99.0+cpu")
     assert (
-        f"torchfuse was built with torch {TORCH_MINOR} and {root} holds torch 2.99.0+cpu: set "
+        f"torchfuse was built with torch {TORCH_MINOR} and {root} contains torch 2.99.0+cpu: set "
         f"TORCHFUSE_TORCH_DIR to a torch {TORCH_MINOR}, or build torchfuse again."
     ) in complaint(prefix, tmp_path, root)
 
@@ -57,7 +57,7 @@ def test_torch_without_the_cuda_that_was_built_with(
     text = complaint(prefix, tmp_path, root)
     assert torch.version.cuda is not None
     major = torch.version.cuda.partition(".")[0]
-    assert f"torchfuse was built with CUDA {major} and {root} holds torch" in text
+    assert f"torchfuse was built with CUDA {major} and {root} contains torch" in text
     assert f"set TORCHFUSE_TORCH_DIR to a torch with CUDA {major}, or build" in text
 
 
