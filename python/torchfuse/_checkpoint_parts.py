@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 
 def class_name(part: Any) -> str | None:
-    """Returns the name of the object's nearest base class from torchfuse or torch, or None."""
+    """Returns the name of the nearest torchfuse or torch class in the object's MRO, or None."""
     if isinstance(part, LARC) or is_zero(part):
         return class_name(part.optim)
     if not isinstance(part, LRScheduler | Optimizer):
@@ -100,7 +100,7 @@ def _compiled_modules() -> tuple[type, ...]:
 
 
 def unwrapped(part: Any) -> Any:
-    """Removes DistributedDataParallel and torch.compile wrappers; returns other objects as is."""
+    """Removes DistributedDataParallel and torch.compile wrappers from a module."""
     while isinstance(part, nn.Module):
         if isinstance(part, nn.parallel.DistributedDataParallel | DistributedDataParallel):
             part = part.module
@@ -234,7 +234,7 @@ def _kept_model(model: nn.Module) -> Callable[[], None]:
 
 
 def _inner(part: Any) -> Any:
-    """Returns LARC's wrapped optimizer, and any other object as is."""
+    """Returns the optimizer inside LARC, or `part` if `part` is not LARC."""
     return part.optim if isinstance(part, LARC) else part
 
 
@@ -246,7 +246,7 @@ def _zeros(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
 
 
 def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> None:
-    """Checks that one file from `group` can contain the complete state of every part.
+    """Checks that one file from `group` can contain every part's complete state.
 
     Pipeline stages have different parameters in each process, but rank 0 only saves its own.
     """

@@ -40,8 +40,8 @@ def check_group(zero: ZeroRedundancyOptimizer, name: str, group: ProcessGroup | 
             f"{'None' if group is None else 'another group'}. Call save_checkpoint(..., group=...) "
             "on all of these ranks."
         )
-    # If state_dict() raises, it must raise here, on all ranks: within the gather, an exception on
-    # one rank would leave the other ranks waiting.
+    # If state_dict() raises, all ranks must raise here. In the gather, an exception on one rank
+    # would leave the other ranks waiting.
     zero.optim.state_dict()
 
 
@@ -88,8 +88,8 @@ def load_zero(zero: ZeroRedundancyOptimizer, saved: Any) -> None:
     options = _step_options(zero)
     for group, own in zip(zero.param_groups, zero.optim.param_groups, strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
-        # Options that were passed to the ZeroRedundancyOptimizer are in its groups too, and its
-        # step() copies the groups' values to the local optimizer.
+        # Step options that were passed to ZeroRedundancyOptimizer are in zero's groups too, and
+        # zero.step() copies the groups' values to the local optimizer.
         group.update({key: value for key, value in options.items() if key in group})
 
 
