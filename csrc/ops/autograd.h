@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the backward passes of ops have in common.
+// Helpers shared by the ops' backward passes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +16,8 @@ inline std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
-/// Which gradients of the first inputs are wanted. An input that was not there is undefined: edges
-/// are counted over the others.
+/// Returns which of the first kCount inputs need a gradient. An absent optional input is undefined
+/// and has no edge, so only defined inputs are numbered.
 template <std::size_t kCount>
 std::array<bool, kCount> wanted_grads(const torch::autograd::AutogradContext& ctx,
                                       const torch::autograd::variable_list& inputs) {
@@ -29,8 +29,8 @@ std::array<bool, kCount> wanted_grads(const torch::autograd::AutogradContext& ct
   return wanted;
 }
 
-/// Gradients of the wanted inputs that can be differentiated again, and an undefined one for each
-/// other argument: the other inputs, and the call behind them.
+/// Returns gradients that can be differentiated again. The other inputs, and the call after the
+/// inputs, get an undefined gradient.
 template <std::size_t kCount>
 torch::autograd::variable_list differentiable_grads(const at::Tensor& output,
                                                     const torch::autograd::variable_list& inputs,

@@ -15,27 +15,28 @@
 
 namespace torchfuse::ops {
 
-/// Flattened elements that a thread takes at least.
+/// Minimum number of flattened elements per thread.
 constexpr std::int64_t kGrainSize = 32768;
 
-/// The instruction level in force.
+/// Returns the CPU instruction level that kernels currently use.
 kernels::CpuIsa current_cpu_isa();
 
-/// The device's current stream (torch's).
+/// Returns torch's current stream on the device.
 kernels::Stream current_stream(const c10::Device& device);
 
-/// Multiprocessors of a CUDA device.
+/// Returns the CUDA device's number of multiprocessors.
 int multiprocessors_of(const char* op, const c10::Device& device);
 
-/// The capture that the device's current stream is part of: a number that no other one has.
+/// Returns the unique id of the capture that contains the device's current stream, or nullopt
+/// outside a capture.
 std::optional<std::uint64_t> current_capture(const c10::Device& device);
 
-/// Throws if a launcher failed: op, CUDA error name and text; where the current device is one for
-/// which nothing was compiled, which one that is, and how to build for it.
+/// Throws if a launcher failed, with the op, the CUDA error's name and text. If nothing was
+/// compiled for the current device, the message names the device and says how to build for it.
 void check_status(const char* op, const kernels::Status& status);
 
-/// Runs `body(isa, begin, end)` over [first, last) on torch's CPU threads. The same range is split
-/// in the same way every time.
+/// Runs `body(isa, begin, end)` over [first, last) on torch's CPU threads. Equal ranges are always
+/// split in the same way.
 template <class Body>
 void parallel_over_elements(std::int64_t first, std::int64_t last, const Body& body) {
   const kernels::CpuIsa isa = current_cpu_isa();

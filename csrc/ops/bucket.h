@@ -25,9 +25,9 @@ struct BucketKey {
   bool has_remainder = false;
   bool stochastic = false;
   bool has_ema = false;
-  std::int32_t sharding = kWhole;  ///< index of how the tensors are split over processes
+  std::int32_t sharding = kWhole;  ///< index of the tensors' sharding
 
-  static constexpr std::int32_t kWhole = -1;  ///< not at all
+  static constexpr std::int32_t kWhole = -1;  ///< not sharded
 
   bool operator==(const BucketKey&) const = default;
 };
@@ -36,13 +36,13 @@ struct Bucket {
   BucketKey key;
   std::vector<kernels::TensorRow> rows;
   std::vector<std::int64_t> offsets{0};        ///< prefix sums of numel
-  std::int64_t chunk = kernels::kNormChunk;    ///< elements that share a partial sum of a norm
-  std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of these chunks: see divide()
-  std::uint64_t seed = 0;                      ///< of stochastic rounding
-  kernels::EmaParams ema;                      ///< with has_ema
-  /// Process groups over which the tensors are split; null: every tensor is whole.
+  std::int64_t chunk = kernels::kNormChunk;    ///< elements per partial sum of a norm
+  std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of chunk counts: see divide()
+  std::uint64_t seed = 0;                      ///< seed of stochastic rounding
+  kernels::EmaParams ema;                      ///< used with has_ema
+  /// Process groups over which the tensors are sharded; null if the tensors are not sharded.
   const std::vector<std::string>* shard_groups = nullptr;
-  KeptTables kept;  ///< on a CUDA device
+  KeptTables kept;  ///< used on CUDA devices
 
   void clear() {
     rows.clear();
@@ -55,7 +55,8 @@ struct Bucket {
     offsets.push_back(offsets.back() + row.numel);
   }
 
-  /// Divides the rows that were added into the chunks of a device whose rows have `total` elements.
+  /// Divides the added rows into chunks. `total` is the number of elements in all rows of the
+  /// device.
   void divide(std::int64_t total) {
     chunk = key.device.is_cuda() ? kernels::norm_chunk_on_cuda(total) : kernels::kNormChunk;
     chunk_offsets.resize(1);
@@ -65,7 +66,7 @@ struct Bucket {
     }
   }
 
-  /// To be called when the rows of a step on a CUDA device are divided.
+  /// Must be called after divide() in every step on a CUDA device.
   void keep_rows() { kept.follow(key.device, table(), chunk_offsets, chunk); }
 
   kernels::TensorTable table() const {
@@ -88,14 +89,15 @@ struct Bucket {
 
   std::int64_t num_partials() const { return chunk_offsets.back(); }
 
-  /// Of the numbers that the prologue adds: on a CUDA device K1 has added the partials in bundles.
+  /// Returns how many sums the prologue adds. On a CUDA device, K1 has already added the partials
+  /// in bundles.
   std::int64_t num_sums() const {
     return key.device.is_cuda() ? kernels::num_norm_bundles(num_partials()) : num_partials();
   }
 };
 
-/// Buckets by key. Few keys exist at a time, so that the search is a short loop; the last one found
-/// is tried first.
+/// Finds buckets by key. Few keys exist at a time, so a linear search is enough. The bucket found
+/// last is tried first.
 class Buckets {
  public:
   void clear() {

@@ -118,7 +118,7 @@ bool overlaps_itself(const at::Tensor& tensor) {
     if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
   }
   std::sort(dims.begin(), dims.end());
-  std::int64_t extent = 1;  // elements from the first to the last of the dimensions before
+  std::int64_t extent = 1;  // elements spanned by the dimensions so far
   for (const auto& [stride, size] : dims) {
     if (stride < extent) return true;
     extent += (size - 1) * stride;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every op schema of torchfuse. Implementations register themselves in ops/<op>.cpp.
+// Every torchfuse op schema. Each ops/<op>.cpp registers its own implementation.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -14,7 +14,8 @@ TORCH_LIBRARY(torchfuse, m) {
       "bool amsgrad=False, bool maximize=False, bool adam_w_mode=True, bool bias_correction=True, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
-  // One SGD step over lists of tensors, step counts included. No buffers without momentum.
+  // One SGD step over lists of tensors, step counts included. Without momentum, `momentum_buffers`
+  // may be empty.
   m.def(
       "fused_sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, "
       "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
@@ -51,7 +52,8 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
       "bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 
-  // One NovoGrad step over lists of tensors, step counts included. exp_avg_norms: one number each.
+  // One NovoGrad step over lists of tensors, step counts included. `exp_avg_norms` contains one
+  // number per tensor.
   m.def(
       "fused_novograd_(Tensor(a!)[] params, Tensor[] grads, "
       "Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_norms, "
@@ -72,14 +74,14 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
 
 // Lists of tensors, loss scales, sums over ranks.
 TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
-  // tensors *= inv_scale, with found_inf set to 1 if an element was not finite.
+  // tensors *= inv_scale. Sets found_inf to 1 if an element was not finite.
   m.def(
       "multi_tensor_unscale_(Tensor(a!)[] tensors, Tensor(b!) found_inf, Tensor inv_scale) -> ()");
 
   // L2 norm over all tensors and a flag for non-finite elements, in one read.
   m.def("multi_tensor_l2_norm(Tensor[] tensors) -> (Tensor norm, Tensor found_inf)");
 
-  // The loss scale after a step.
+  // Updates the loss scale after a step.
   m.def(
       "amp_update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor found_inf, *, "
       "float growth_factor, float backoff_factor, int growth_interval, "
@@ -87,36 +89,37 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
       "float? max_scale=None, bool dynamic=True, Tensor(d!)? counts=None, "
       "Tensor(e!)? history=None) -> ()");
 
-  // Sum of a tensor over the ranks of a process group, in place.
+  // Sums a tensor over a process group's ranks, in place.
   m.def(
       "all_reduce_sum_(Tensor(a!) tensor, str group, str caller, bool deterministic=False) -> ()");
 }
 
 // Batch normalization.
 TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
-  // The moments of each channel of one rank's input, in a form that adds up over ranks.
+  // Returns each channel's moments for one rank's input, in a form that can be summed over ranks.
   m.def("batch_norm_stats(Tensor input) -> Tensor");
 
-  // Batch normalization by reduced moments, or by the running statistics without them; the former
-  // update the latter.
+  // Normalizes by reduced moments and updates the running statistics. Without moments, normalizes
+  // by the running statistics.
   m.def(
       "batch_norm_elemt(Tensor input, Tensor? weight, Tensor? bias, Tensor? packed, "
       "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, "
       "Tensor? residual, *, float? momentum, float eps, bool relu=False) "
       "-> (Tensor output, Tensor saved)");
 
-  // One rank's gradient sums, the gradients of weight and bias, and the one behind a ReLU.
+  // Returns one rank's gradient sums, the gradients of weight and bias, and the residual's
+  // gradient, which is grad_output behind the ReLU.
   m.def(
       "batch_norm_backward_reduce(Tensor grad_output, Tensor input, Tensor saved, Tensor? weight, "
       "Tensor? bias, Tensor? output, *, bool relu=False) "
       "-> (Tensor sums, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)");
 
-  // The gradient of the input, by reduced sums.
+  // Returns the input's gradient, computed from reduced sums.
   m.def(
       "batch_norm_backward_elemt(Tensor grad_output, Tensor input, Tensor saved, Tensor sums, "
       "Tensor? weight, Tensor? bias, *, bool relu=False) -> Tensor");
 
-  // All of it, with autograd. Without a group: batch normalization.
+  // Batch normalization with autograd, synchronized over the ranks if there is a group.
   m.def(
       "sync_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
       "Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, Tensor? residual=None, "
@@ -127,14 +130,14 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
 
 // Rows.
 TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
-  // Layer or RMS normalization over the last `normalized_dims` dimensions, and the statistics of
-  // each row.
+  // Layer or RMS normalization over the last `normalized_dims` dimensions. Also returns each row's
+  // statistics.
   m.def(
       "layer_norm_forward(Tensor input, int normalized_dims, Tensor? weight, Tensor? bias, *, "
       "float eps, bool rms=False, ScalarType? dtype=None) "
       "-> (Tensor output, Tensor mean, Tensor rstd)");
 
-  // The gradients of input, weight and bias, by the input or by the output.
+  // Returns the gradients of input, weight and bias, computed from the input or from the output.
   m.def(
       "layer_norm_backward(Tensor grad_output, Tensor source, int normalized_dims, Tensor? mean, "
       "Tensor rstd, Tensor? weight, Tensor? bias, *, bool rms=False, bool from_output=False, "
@@ -153,7 +156,7 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
       "int? ignore_index=None, ScalarType? dtype=None) "
       "-> (Tensor losses, Tensor log_sum_exp, Tensor rest)");
 
-  // The gradient of the logits.
+  // Returns the logits' gradient.
   m.def(
       "softmax_cross_entropy_backward(Tensor grad_losses, Tensor logits, Tensor log_sum_exp, "
       "Tensor labels, *, float smoothing=0.0, int? ignore_index=None, Tensor? rest=None) "
@@ -165,8 +168,8 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
       "int? ignore_index=None, ScalarType? dtype=None) -> Tensor");
 }
 
-// What these return depends on their inputs in a way that autograd has no formula for here. As with
-// torch's own operators of that kind, it requires grad, and a backward pass through it raises.
+// These ops have no autograd formula here. As with torch's own ops without a formula, the result
+// requires grad, and a backward pass through the result raises.
 TORCH_LIBRARY_IMPL(torchfuse, Autograd, m) {
   for (const char* name :
        {"multi_tensor_l2_norm", "batch_norm_stats", "batch_norm_elemt",

@@ -32,8 +32,7 @@ void check_columns(const Argument& argument, const at::Tensor& vector, const at:
       input.sym_sizes().slice(static_cast<std::size_t>(input.dim() - normalized_dims));
   if (vector.sym_sizes() == expected) return;
   fail(argument, c10::str("be of shape ", expected, ", the last dimensions of input"),
-       c10::str(vector.sym_sizes()),
-       "normalized_shape must be that of the input's last dimensions.");
+       c10::str(vector.sym_sizes()), "normalized_shape must equal the input's last dimensions.");
 }
 
 MatrixInput::MatrixInput(const char* op, const char* name, const at::Tensor& tensor,
@@ -69,7 +68,7 @@ const void* MatrixInput::statistics(const char* name, const at::Tensor& tensor) 
   if (tensor.scalar_type() != expected || tensor.numel() != rows_ || !tensor.is_contiguous()) {
     fail(argument, c10::str("be a contiguous ", expected, " tensor of ", rows_, " elements"),
          c10::str(tensor.scalar_type(), " of shape ", tensor.sizes()),
-         "Pass what the forward pass returned.");
+         "Pass the forward pass's result unchanged.");
   }
   return tensor.const_data_ptr();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tensors as matrices: rows of contiguous elements, with one number per column or row.
+// Represents tensors as matrices: contiguous rows, with vectors of one number per column or row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,22 +15,23 @@
 
 namespace torchfuse::ops {
 
-/// fp64 for fp64, else fp32: what rows are computed in.
+/// Returns the type in which rows are computed: fp64 for fp64, otherwise fp32.
 at::ScalarType compute_type(at::ScalarType type);
 
-/// `dtype`, or the input's, after a check: a 16-bit input can have an fp32 output.
+/// Checks and returns `dtype`, or returns the input's dtype if `dtype` is absent. A 16-bit input
+/// can have an fp32 output.
 at::ScalarType output_type(const char* op, at::ScalarType input,
                            std::optional<at::ScalarType> dtype);
 
-/// `normalized_dims` is at least 1 and at most the number of dimensions.
+/// Checks that `normalized_dims` is at least 1 and at most the input's number of dimensions.
 void check_normalized_dims(const char* op, const at::Tensor& input, std::int64_t normalized_dims);
 
-/// Has the sizes of the input's last `normalized_dims` dimensions, and is on its device. Sizes may
-/// be symbolic.
+/// Checks that `vector` has the sizes of the input's last `normalized_dims` dimensions and is on
+/// the input's device. Sizes may be symbolic.
 void check_columns(const Argument& argument, const at::Tensor& vector, const at::Tensor& input,
                    std::int64_t normalized_dims);
 
-/// A tensor as a matrix: contiguous, copied where it is not.
+/// A tensor as a contiguous matrix; copied if the tensor is not contiguous.
 class MatrixInput {
  public:
   MatrixInput(const char* op, const char* name, const at::Tensor& tensor,
@@ -45,11 +46,11 @@ class MatrixInput {
     return tensor_.options().dtype(compute_type(tensor_.scalar_type()));
   }
 
-  /// One number for each column. It is converted, into `holder`, if it is not contiguous or of a
-  /// type that the kernels do not read.
+  /// Returns a vector of one number per column, owned by `holder`. A vector that is not contiguous,
+  /// or whose type the kernels do not read, is copied.
   kernels::ChannelInput columns_input(const char* name, const std::optional<at::Tensor>& vector,
                                       at::Tensor& holder) const;
-  /// The statistics of the rows, as the forward pass returned them.
+  /// Returns the rows' statistics. Checks that `tensor` is like the forward pass's result.
   const void* statistics(const char* name, const at::Tensor& tensor) const;
 
  private:
@@ -60,7 +61,7 @@ class MatrixInput {
   std::int64_t columns_ = 1;
 };
 
-/// Rows that a thread takes at least.
+/// Returns the minimum number of rows per thread.
 std::int64_t rows_grain(std::int64_t columns);
 
 /// Runs kernel(isa, args, begin, end) over all rows on torch's threads.
@@ -71,14 +72,14 @@ void parallel_over_rows(const MatrixInput& source, const Kernel& kernel, const A
                    [&](std::int64_t begin, std::int64_t end) { kernel(isa, args, begin, end); });
 }
 
-/// Calls kLauncher(args, multiprocessors, stream); fails for rows that 32-bit indices do not reach.
+/// Calls kLauncher(args, multiprocessors, stream). Throws if a row is too long for 32-bit indices.
 template <auto kLauncher, class Args>
 void launch_over_rows([[maybe_unused]] const char* op, [[maybe_unused]] const MatrixInput& source,
                       [[maybe_unused]] const Args& args) {
 #if defined(TORCHFUSE_WITH_CUDA)
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   TORCH_CHECK(source.columns() <= kMost, op, ": expected rows of at most ", kMost,
-              " elements on CUDA, got ", source.columns(), ". Split them.");
+              " elements on CUDA, got ", source.columns(), ". Split the rows.");
   check_status(op, kLauncher(args, multiprocessors_of(op, source.device()),
                              current_stream(source.device())));
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How ops are registered with the dispatcher, and called through it.
+// Registers ops with the dispatcher, and calls ops through it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,14 +10,14 @@
 
 namespace torchfuse::ops {
 
-/// Boxed Meta kernel of an op that mutates its arguments and returns nothing: drops the arguments.
-/// Its schema alone says all that tracing needs.
+/// Boxed Meta kernel of an op that mutates its arguments and returns nothing. Drops the arguments,
+/// because tracing needs only the schema.
 inline void trace_only(const c10::OperatorHandle& op, c10::DispatchKeySet,
                        torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
 
-/// A kernel as the dispatcher takes it, with boxed arguments or with those of the op.
+/// Returns a kernel, boxed or unboxed, in the form that the dispatcher expects.
 template <auto kKernel>
 torch::CppFunction kernel_function() {
   if constexpr (std::is_same_v<decltype(kKernel), decltype(&trace_only)>) {
@@ -27,8 +27,8 @@ torch::CppFunction kernel_function() {
   }
 }
 
-/// Registers an op's kernel, which every backend gets: empty lists carry no device, and other
-/// layouts and devices get our error. The meta kernel knows sizes and dtypes alone.
+/// Registers an op's kernel for every backend. Empty lists have no device, and unsupported layouts
+/// and devices must get torchfuse's error message. The meta kernel sees only sizes and dtypes.
 template <auto kKernel, auto kMetaKernel>
 void register_op(torch::Library& library, const char* name) {
   using c10::DispatchKey;
@@ -39,7 +39,7 @@ void register_op(torch::Library& library, const char* name) {
   library.impl(name, torch::dispatch(DispatchKey::Meta, kernel_function<kMetaKernel>()));
 }
 
-/// Calls the op through the dispatcher. `kFunction` gives its signature.
+/// Calls the op through the dispatcher. `kFunction` provides the op's signature.
 template <auto kFunction, class... Args>
 decltype(auto) call_op(const char* name, Args&&... args) {
   static const auto op = c10::Dispatcher::singleton()

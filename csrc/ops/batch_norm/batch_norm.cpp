@@ -58,8 +58,7 @@ std::tuple<at::Tensor, at::Tensor> elemt_impl(
   if (packed) {
     finish.packed = source.doubles("packed", *packed, kernels::packed_moments_size(channels));
   } else if (!running_mean || !running_var) {
-    ops::fail({kElemt, "running_mean and running_var"}, "be tensors where there is no packed",
-              "none");
+    ops::fail({kElemt, "running_mean and running_var"}, "be tensors when packed is None", "none");
   }
   if (num_batches_tracked) {
     ops::check_scalar({kElemt, "num_batches_tracked"}, *num_batches_tracked, at::kLong);

@@ -10,7 +10,7 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// Runs body(isa, begin, end) over the items of a sum on torch's threads.
+/// Runs body(isa, begin, end) over a sum's items on torch's threads.
 template <class Body>
 void parallel_over_items(const kernels::BatchNormShape& shape, const Body& body) {
   const std::int64_t items = kernels::batch_norm_items(shape);
@@ -30,11 +30,12 @@ void parallel_over_channels(const kernels::BatchNormShape& shape, const Body& bo
   at::parallel_for(0, shape.channels, grain, body);
 }
 
-/// What a launch uses of the workspace, as the kernels' declarations say.
+/// The parts of the workspace that a launch uses, as the kernels' declarations say.
 enum class Uses { kMultiprocessors, kArrivals, kArrivalsAndPartials };
 
-/// Calls kLauncher(args..., workspace, stream). Later work on the stream may use the memory again,
-/// which is no more than the launch uses: in a graph each replay clears the counters.
+/// Calls kLauncher(args..., workspace, stream). Later work on the stream may reuse the memory. The
+/// workspace contains only what the launch uses, because every replay of a graph clears the
+/// counters.
 template <auto kLauncher, class... Args>
 void launch([[maybe_unused]] const char* op, [[maybe_unused]] const BatchNormSource& source,
             [[maybe_unused]] Uses uses, [[maybe_unused]] const Args&... args) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Runs the kernels of batch normalization where the input lies. Fills in the workspaces.
+// Runs the batch normalization kernels on the input's device, and allocates their workspaces.
 #pragma once
 
 #include "kernels/batch_norm.h"
@@ -11,7 +11,8 @@ namespace torchfuse::ops {
 void run_batch_norm_stats(const char* op, const BatchNormSource& source,
                           kernels::BatchNormStatsArgs& args);
 
-/// Reduced moments to `finish.saved` and running statistics, then the output.
+/// Writes reduced moments to `finish.saved` and the running statistics, and then computes the
+/// output.
 void run_batch_norm_elemt(const char* op, const BatchNormSource& source,
                           const kernels::BatchNormFinishArgs& finish,
                           kernels::BatchNormElemtArgs& args);

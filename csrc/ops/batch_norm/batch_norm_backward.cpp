@@ -20,7 +20,8 @@ using ReduceResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 constexpr const char* kReduce = "batch_norm_backward_reduce";
 constexpr const char* kBackwardElemt = "batch_norm_backward_elemt";
 
-/// The dtype of a gradient: that of what it belongs to, or the compute type.
+/// Returns the dtype of the vector's gradient: the vector's dtype, or the compute type without a
+/// vector.
 at::ScalarType gradient_dtype(const at::Tensor& input, const OptionalTensor& vector) {
   if (vector && vector->defined()) return vector->scalar_type();
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -44,7 +45,7 @@ ReduceResult reduce_impl(const at::Tensor& grad_output, const at::Tensor& input,
   args.relu = relu;
   at::Tensor grad_residual = at::empty({0}, input.options());
   if (output && !relu) {
-    ops::fail({kReduce, "output"}, "be given with relu alone", "an output without relu");
+    ops::fail({kReduce, "output"}, "be None without relu", "a tensor");
   }
   if (output) {
     args.output = source.matching("output", *output, output_holder);

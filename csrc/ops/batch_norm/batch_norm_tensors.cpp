@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::int64_t kSpatial = 2;  ///< the first dimension behind samples and channels
 
-/// Dimensions [first, dim) are stored one after the other with `step` between their elements.
+/// Returns whether dimensions [first, dim) are stored one after the other with a distance of `step`
+/// between elements.
 bool collapses(const at::Tensor& tensor, std::int64_t first, c10::SymInt step) {
   const auto sizes = tensor.sym_sizes();
   const auto strides = tensor.sym_strides();
@@ -32,7 +33,7 @@ c10::SymInt pixels_of(const at::Tensor& tensor) {
   return pixels;
 }
 
-/// The distance between neighboring pixels, if the channels of each are contiguous.
+/// Returns the distance between neighboring pixels, if each pixel's channels are contiguous.
 c10::SymInt pixel_stride(const at::Tensor& tensor) {
   for (std::int64_t d = tensor.dim() - 1; d >= kSpatial; --d) {
     if (tensor.sym_size(d) != 1) return tensor.sym_stride(d);
@@ -52,7 +53,7 @@ bool are_planes(const at::Tensor& tensor) {
   if (!collapses(tensor, kSpatial, 1)) return false;
   const c10::SymInt pixels = pixels_of(tensor);
   if (tensor.sym_size(1) != 1 && tensor.sym_stride(1) < pixels) return false;
-  // Samples that lie between the channels would need an output with the same order.
+  // If samples were stored between the channels, the output would need the same order.
   return tensor.sym_size(0) == 1 || tensor.sym_size(1) == 1 ||
          tensor.sym_stride(0) >= tensor.sym_stride(1) * tensor.sym_size(1);
 }
@@ -67,7 +68,7 @@ BatchNormLayout batch_norm_layout(const at::Tensor& tensor) {
 }
 
 at::Tensor empty_batch_norm_tensor(const at::Tensor& tensor, BatchNormLayout layout) {
-  // The same strides, also of dimensions of size one.
+  // Keep all strides, also of dimensions of size one.
   if (layout != BatchNormLayout::kNeither && tensor.is_non_overlapping_and_dense()) {
     return at::empty_like(tensor);
   }
@@ -97,7 +98,7 @@ BatchNormSource::BatchNormSource(const char* op, const at::Tensor& input) : op_(
     if (input.numel() != 0) {
       TORCH_WARN_ONCE(op, ": the input of sizes ", input.sizes(), " and strides ", input.strides(),
                       " is copied in every call, because neither the pixels of a channel nor the "
-                      "channels of a pixel are contiguous. Call contiguous() where it is made.");
+                      "channels of a pixel are contiguous. Call contiguous() when creating it.");
     }
     input_ = input.contiguous();
     layout_ = BatchNormLayout::kPlanes;
@@ -142,7 +143,7 @@ void BatchNormSource::check_channel_vector(const char* name, const at::Tensor& v
   if (vector.dim() != 1 || vector.size(0) != shape_.channels || !vector.is_contiguous()) {
     fail(argument,
          c10::str("be a contiguous tensor of shape [", shape_.channels, "], the channels of input"),
-         c10::str("one of shape ", vector.sizes(), " with strides ", vector.strides()),
+         c10::str("a tensor of shape ", vector.sizes(), " with strides ", vector.strides()),
          "num_features must be input.size(1).");
   }
   check_same_device(argument, vector, input_.device(), "input", kMoveTheModule);
@@ -169,7 +170,7 @@ const double* BatchNormSource::doubles(const char* name, const at::Tensor& tenso
       tensor.device() != input_.device()) {
     fail({op_, name}, c10::str("hold ", size, " contiguous numbers of dtype double on ", device()),
          c10::str(tensor.numel(), " of dtype ", tensor.scalar_type(), " on ", tensor.device()),
-         "Pass what the op before this one returned for an input with as many channels.");
+         "Pass the result of the op before this one, for an input with as many channels.");
   }
   return tensor.const_data_ptr<double>();
 }

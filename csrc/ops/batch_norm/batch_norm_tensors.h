@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the batch normalization ops make of their tensors: layout, strides, one number per channel.
+// Prepares the batch normalization ops' tensors: layout, strides, one number per channel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,20 +12,20 @@
 
 namespace torchfuse::ops {
 
-/// kPlanes: the elements of a channel of a sample are contiguous. kRows: the channels of a pixel
-/// are, and pixels lie at one distance. kNeither is copied.
+/// kPlanes: each sample's channels are contiguous planes. kRows: each pixel's channels are
+/// contiguous, and pixels are evenly spaced. kNeither: any other layout, which is copied.
 enum class BatchNormLayout { kPlanes, kRows, kNeither };
 
-/// Works for symbolic sizes.
+/// Returns the tensor's layout. Sizes may be symbolic.
 BatchNormLayout batch_norm_layout(const at::Tensor& tensor);
 
-/// Uninitialized, with the sizes of `tensor`, dense in `layout`.
+/// Returns an uninitialized tensor with the sizes of `tensor`, dense in `layout`.
 at::Tensor empty_batch_norm_tensor(const at::Tensor& tensor, BatchNormLayout layout);
 
-/// The input of a batch normalization, readable by the kernels.
+/// A batch normalization's input, readable by the kernels.
 class BatchNormSource {
  public:
-  /// Checks, and copies a tensor that is laid out in neither way, with a warning.
+  /// Checks the input. An input whose layout is kNeither is copied, with a warning.
   BatchNormSource(const char* op, const at::Tensor& input);
 
   const at::Tensor& tensor() const { return input_; }
@@ -35,23 +35,23 @@ class BatchNormSource {
   c10::Device device() const { return input_.device(); }
   kernels::BatchNormInput kernel_input() const { return strided(input_); }
 
-  /// Another tensor of the same sizes, dtype and device. It is copied, into `holder`, if it is laid
-  /// out differently: gradients come as the next layer made them.
+  /// Returns another tensor of the same sizes, dtype and device. If the layout differs, the tensor
+  /// is copied into `holder`: the next layer determines a gradient's layout.
   kernels::BatchNormInput matching(const char* name, const at::Tensor& tensor,
                                    at::Tensor& holder) const;
 
-  /// One number for each channel; absent if `vector` is.
+  /// Returns one number per channel, or nothing if `vector` is absent.
   kernels::ChannelInput channel_input(const char* name,
                                       const std::optional<at::Tensor>& vector) const;
   kernels::ChannelOutput channel_output(const char* name,
                                         const std::optional<at::Tensor>& vector) const;
-  /// `size` fp64 numbers, as an op before this one returned them.
+  /// Returns `size` fp64 numbers from an earlier op's result.
   const double* doubles(const char* name, const at::Tensor& tensor, std::int64_t size) const;
 
-  /// Uninitialized, laid out as the input; see Note [Huge pages].
+  /// Returns an uninitialized tensor with the input's layout; see Note [Huge pages].
   at::Tensor empty_like_input() const;
   at::Tensor empty_doubles(std::int64_t size) const;
-  /// Room for `rows` terms in the compute type.
+  /// Returns room for `rows` terms in the compute type.
   at::Tensor empty_terms(std::int64_t rows) const;
 
  private:

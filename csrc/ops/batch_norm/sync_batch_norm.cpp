@@ -26,8 +26,8 @@ using GradsWanted = std::array<bool, 4>;  // of input, weight, bias and residual
 
 at::Tensor value_of(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
 
-/// Before anything is exchanged: a rank that fails alone leaves the others waiting. Sizes may be
-/// symbolic, and tensors without memory.
+/// Checks the arguments before any communication, because a rank that fails alone leaves the others
+/// waiting. Sizes may be symbolic, and tensors may have no memory.
 void check_call(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                 const OptionalTensor& residual, const SyncBatchNormCall& call) {
   const char* caller = call.caller.c_str();
@@ -63,8 +63,8 @@ void check_call(const at::Tensor& input, const OptionalTensor& weight, const Opt
   }
 }
 
-/// The moments that the output is normalized by: none in evaluation, given ones when a forward pass
-/// is repeated, otherwise those of all ranks.
+/// Returns the moments for the normalization: none in evaluation, the given moments in a repeated
+/// forward pass, otherwise all ranks' moments.
 OptionalTensor reduced_moments(const at::Tensor& input, const SyncBatchNormCall& call) {
   if (!call.batch_statistics) return std::nullopt;
   if (call.packed) return call.packed;
@@ -79,14 +79,14 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
                                const OptionalTensor& weight, const OptionalTensor& bias,
                                const OptionalTensor& residual, const SyncBatchNormCall& call) {
     const OptionalTensor packed = reduced_moments(input, call);
-    // Repeated forward passes do not observe the batch again.
+    // A repeated forward pass must not update the running statistics again.
     const bool observe = !call.packed || !call.batch_statistics;
     const auto [output, saved] =
         batch_norm_elemt(input, weight, bias, packed, observe ? call.running_mean : std::nullopt,
                          observe ? call.running_var : std::nullopt,
                          observe ? call.num_batches_tracked : std::nullopt, residual, call.momentum,
                          call.eps, call.relu);
-    // Behind a residual the ReLU's gate cannot be computed from the input alone.
+    // With a residual, the ReLU's gate cannot be computed from the input alone.
     const bool gate_is_output = call.relu && residual.has_value();
     ctx->save_for_backward({input, value_of(weight), value_of(bias), value_of(residual), saved,
                             gate_is_output ? output : at::Tensor(),
@@ -137,7 +137,8 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     if (wanted[1]) result[1] = grad_weight;
     if (wanted[2]) result[2] = grad_bias;
     if (wanted[3]) result[3] = grad;
-    // All ranks exchange, also one whose input needs no gradient: the others wait for it.
+    // Every rank takes part, even if its input needs no gradient, because the other ranks wait for
+    // it.
     if (call.group && call.batch_statistics) {
       all_reduce_sum_(sums, *call.group, call.caller, call.deterministic);
     }

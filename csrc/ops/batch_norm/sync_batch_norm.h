@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One call of a synchronized batch normalization, and the same in torch's operators.
+// The arguments of a synchronized batch normalization, and the layer in torch's operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace torchfuse::ops {
 
-/// What a call consists of beside the tensors that have gradients.
+/// A call's arguments other than the tensors that have gradients.
 struct SyncBatchNormCall {
   std::optional<at::Tensor> running_mean;
   std::optional<at::Tensor> running_var;
@@ -25,9 +25,9 @@ struct SyncBatchNormCall {
   bool deterministic = false;
 };
 
-/// The layer in torch's operators, which autograd can differentiate any number of times: Ioffe and
-/// Szegedy 2015, with moments over all ranks. `inputs` begins with input, weight, bias and
-/// residual; the last three may be undefined.
+/// The layer in torch's operators, with moments over all ranks (Ioffe and Szegedy 2015). Autograd
+/// can differentiate it any number of times. `inputs` begins with input, weight, bias and residual;
+/// the last three may be undefined.
 at::Tensor composite_batch_norm(const std::vector<at::Tensor>& inputs,
                                 const SyncBatchNormCall& call);
 

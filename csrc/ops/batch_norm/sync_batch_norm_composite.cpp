@@ -13,7 +13,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The sum over ranks; a gradient of every rank's result reaches every rank's summand.
+/// Sums over ranks. Every rank's summand receives the gradients of all ranks' results.
 class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor,
@@ -36,7 +36,7 @@ at::Tensor sum_over_ranks(const at::Tensor& tensor, const SyncBatchNormCall& cal
   return call.group ? SumOverRanks::apply(tensor, *call.group, call.caller) : tensor;
 }
 
-/// One number per channel, in the shape of `input`.
+/// Returns one number per channel in a shape that broadcasts with `input`.
 at::Tensor by_channel(const at::Tensor& vector, const at::Tensor& input) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
   shape[1] = -1;
@@ -45,7 +45,7 @@ at::Tensor by_channel(const at::Tensor& vector, const at::Tensor& input) {
 
 }  // namespace
 
-// The mean is reduced before the squares are, so that these are about it.
+// Reduces the mean first, so that the squares are taken about the mean.
 at::Tensor composite_batch_norm(const std::vector<at::Tensor>& inputs,
                                 const SyncBatchNormCall& call) {
   const at::Tensor &input = inputs[0], &weight = inputs[1], &bias = inputs[2];

@@ -21,8 +21,8 @@ namespace torchfuse {
 
 namespace {
 
-/// One of torch's functional collectives, which know process groups by name. Boxed: the C++ types
-/// of their arguments differ between versions of torch.
+/// Calls one of torch's functional collectives, which find process groups by name. The call is
+/// boxed because the C++ argument types differ between torch versions.
 template <class... Args>
 at::Tensor call_collective(const char* name, Args&&... args) {
   const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
@@ -35,8 +35,8 @@ at::Tensor call_collective(const char* name, Args&&... args) {
   return torch::jit::pop(stack).toTensor();
 }
 
-/// The tensor, or a copy on a device that the group's backend takes: FSDP2 may keep parameters on
-/// the CPU whose mesh is one of GPUs.
+/// Returns the tensor, or a copy on a device that the group's backend supports. FSDP2 may keep
+/// parameters on the CPU although their mesh consists of GPUs.
 at::Tensor where_group_sends(const c10d::ProcessGroup& group, const at::Tensor& tensor) {
   const std::vector<c10::Device> devices = group.getDeviceTypes();
   const bool taken = std::any_of(devices.begin(), devices.end(), [&](const c10::Device& device) {
@@ -45,9 +45,9 @@ at::Tensor where_group_sends(const c10d::ProcessGroup& group, const at::Tensor& 
   return taken || devices.empty() ? tensor : tensor.to(c10::Device(devices.front().type()));
 }
 
-/// All ranks' tensors as rows, in their order.
+/// Gathers all ranks' tensors as rows, in rank order.
 at::Tensor gather(c10d::ProcessGroup& group, const at::Tensor& tensor, const std::string& caller) {
-  // Flat: Gloo accepts no other shape.
+  // Gloo accepts only flat tensors.
   at::Tensor all = at::empty({group.getSize() * tensor.numel()}, tensor.options());
   at::Tensor own = tensor.view({-1});
   c10d::AllgatherOptions options;

@@ -18,24 +18,26 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long a rank whose collective failed waits for the others to say that theirs failed as well.
+/// Maximum time that a rank whose collective failed waits for the other ranks to report their own
+/// failure.
 constexpr milliseconds kLongestWaitForReports{10000};
-/// Longer than the store takes to answer, if it does.
+/// Additional time for the store's answer, longer than a working store needs.
 constexpr milliseconds kLongestAnswer{1000};
 constexpr const char* kNoStore =
-    "The group's store does not answer either, which rank 0 or the launcher hosts.";
+    "The group's store, which rank 0 or the launcher hosts, does not answer either.";
 
 milliseconds wait_for_reports(c10d::ProcessGroup& group) {
   try {
     const auto timeout = group.getDefaultBackend()->getBackendOptions()->timeout;
     return std::min(kLongestWaitForReports, timeout);
   } catch (const c10::Error&) {
-    // A backend without options.
+    // The backend has no options.
     return kLongestWaitForReports;
   }
 }
 
-/// Ranks that do not report a failure of their own: they ended, or are stuck somewhere else.
+/// Returns the ranks that do not report their own failure because they have exited or are stuck
+/// somewhere else.
 std::vector<std::int64_t> silent_ranks(c10d::Store& store, int self, int size, milliseconds limit) {
   const std::string key = "torchfuse/failed_collective/";
   store.set(key + std::to_string(self), std::vector<std::uint8_t>{1});
@@ -43,7 +45,8 @@ std::vector<std::int64_t> silent_ranks(c10d::Store& store, int self, int size, m
 }
 
 std::string describe(const std::vector<std::int64_t>& silent) {
-  if (silent.empty()) return "All ranks report a failure; the first of their messages counts.";
+  if (silent.empty())
+    return "All ranks report a failure. Look at the message of the rank that failed first.";
   return "There is no sign of " + rank_list(silent) +
          " of the group: ended, stopped, or waiting elsewhere, because it does not call the same "
          "layers in the same order.";
@@ -61,7 +64,7 @@ std::vector<std::int64_t> missing_ranks(c10d::Store& store, const std::string& k
                                         const std::function<void(std::int64_t)>& seen) {
   using Clock = std::chrono::steady_clock;
   TORCH_CHECK_VALUE(size >= 0, "missing_ranks: expected size to be at least 0, got ", size, ".");
-  // The sum would overflow for those who wait for ever.
+  // Cap the timeout: now() plus a very large timeout would overflow.
   const auto deadline =
       Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::years(1));
   std::vector<std::int64_t> missing(static_cast<std::size_t>(size));
@@ -79,7 +82,8 @@ std::vector<std::int64_t> missing_ranks(c10d::Store& store, const std::string& k
   }
 }
 
-// The store is asked from a thread of its own: the very rank that has stopped may host it.
+// Queries the store in a separate thread, because the rank that has stopped may be the rank that
+// hosts the store.
 std::string describe_missing_ranks(c10d::ProcessGroup& group) {
   const auto store = group.getStore();
   if (!store) return "The group has no store to ask the other ranks through.";

@@ -21,9 +21,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
   try {
     return c10d::resolve_process_group(name);
   } catch (const c10::Error&) {
-    TORCH_CHECK(false, caller, ": expected group to name a process group that exists, got '", name,
-                "'. It was destroyed, or never made: call torch.distributed.init_process_group or "
-                "torchfuse::parallel::init_process_group first, and keep the group.");
+    TORCH_CHECK(
+        false, caller, ": expected group to name a process group that exists, got '", name,
+        "'. It was destroyed or never created: call torch.distributed.init_process_group or "
+        "torchfuse::parallel::init_process_group first, and keep the group.");
   }
 }
 

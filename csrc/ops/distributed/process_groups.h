@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Process groups by name, and collectives whose failures say who is missing.
+// Finds process groups by name, and runs collectives whose errors name the missing ranks.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -15,18 +15,18 @@ class Work;
 
 namespace torchfuse::ops {
 
-/// Throws if there is no such group, or if it was destroyed.
+/// Returns the group. Throws if no such group exists or if the group was destroyed.
 c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
                                                   const std::string& caller);
 
-/// Throws for a collective that failed, with the ranks of which there is no sign.
+/// Throws for a failed collective, and names the ranks of which there is no sign.
 [[noreturn]] void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
                                   const std::exception& error);
 
-/// Starts a collective and waits until the current stream, or on the CPU the caller, may use the
-/// results; a failure is reported with the ranks of which there is no sign. A backend may give no
-/// Work for what was not started as asynchronous, as NCCL's does since torch 2.8: the collective is
-/// on the current stream, and there is nothing to wait for.
+/// Starts a collective and waits until the current stream (on the CPU, the caller) may use the
+/// results. An error names the ranks of which there is no sign. A backend may return no Work for a
+/// synchronous collective, as NCCL does since torch 2.8. The collective then runs on the current
+/// stream, and no wait is needed.
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,
                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
 

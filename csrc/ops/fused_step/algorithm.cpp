@@ -39,7 +39,7 @@ kernels::ScalarParam GroupReader::number(std::size_t index) {
   const HyperParamInfo& info = infos_[index];
   kernels::ScalarParam result;
   if (const auto* tensor = std::get_if<at::Tensor>(&values_[index])) {
-    // An op takes its learning rate from an argument of another name.
+    // An op's tensor learning rate is in a separate argument, lr_tensor.
     const std::string name = whose_.empty() ? info.name + "_tensor" : info.name + whose_;
     const Argument argument{caller_, name.c_str()};
     const bool is_double = tensor->defined() && tensor->scalar_type() == at::kDouble;

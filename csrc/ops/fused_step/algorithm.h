@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a fused optimizer adds to the common step: names, hyper-parameters and a functor.
+// The optimizer-specific part of a fused step: names, hyper-parameters and a functor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,11 +25,11 @@
 
 namespace torchfuse::ops {
 
-/// Reads one group's hyper-parameters, with range checks on those given as numbers. (A tensor is
-/// read on the device alone, so its value is the caller's affair.)
+/// Reads one group's hyper-parameters and checks the ranges of numbers. A tensor's range is not
+/// checked, because its value is only read on the device.
 class GroupReader {
  public:
-  /// Error messages begin with `caller`; `whose` is " of group 1", say. `tensors` receives the
+  /// Error messages begin with `caller`. `whose` is, for example, " of group 1". `tensors` receives
   /// device copies of tensor values, which must outlive the launch.
   GroupReader(const char* caller, std::string whose, const std::vector<HyperParamInfo>& infos,
               const std::vector<HyperParam>& values, const c10::Device& device,
@@ -51,24 +51,26 @@ class Algorithm {
  public:
   virtual ~Algorithm() = default;
   virtual const char* op() const = 0;
-  /// In the order of the op's schema.
+  /// The hyper-parameters in the order of the op's schema.
   virtual const std::vector<HyperParamInfo>& hyper_params() const = 0;
   virtual const std::vector<std::string>& state_names() const = 0;
-  /// The last of the states that are one number for the whole tensor.
+  /// Number of states that contain one number for the entire tensor; these come last.
   virtual std::size_t num_tensor_states() const = 0;
-  /// Takes the groups' values for tensors on `device`. Error messages begin with `caller`.
+  /// Reads the groups' values, for tensors on `device`. Error messages begin with `caller`.
   virtual void set_groups(const char* caller, const std::vector<std::vector<HyperParam>>& groups,
                           const c10::Device& device) = 0;
   virtual bool uses_state(std::int64_t group, int state) const = 0;
-  /// The same for values that were not taken, and may be out of range. No device is asked.
+  /// Like uses_state(group, state), but for values that were never passed to set_groups() and may
+  /// be out of range. Does not access a device.
   virtual bool uses_state(const std::vector<HyperParam>& group, int state) const = 0;
-  /// Runs or enqueues the update of a bucket. `from_the_end`: as in UpdateArgs. Where a pass comes
-  /// before the update it is that one's, and the update begins where it ended.
+  /// Runs or enqueues a bucket's update. `from_the_end` is as in UpdateArgs. If another pass runs
+  /// before the update (LAMB's measure), `from_the_end` applies to that pass, and the update runs
+  /// from the beginning.
   virtual void update(const Bucket& bucket, const kernels::StepScalars* scalars,
                       bool write_back_grads, bool from_the_end) = 0;
 };
 
-/// Names and ranges of a functor's table.
+/// Returns the names and ranges in a functor's table.
 template <class Functor>
 std::vector<HyperParamInfo> hyper_params_in() {
   std::vector<HyperParamInfo> infos;
@@ -105,7 +107,7 @@ class FusedAlgorithm final : public Algorithm {
     groups_.clear();
     tensors_.clear();
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      // An op has one group and says nothing of it.
+      // An op has only one group, so the op's messages do not name the group.
       const bool is_op = groups.size() == 1 && std::string_view(caller) == op();
       const std::string whose = is_op ? "" : " of group " + std::to_string(g);
       GroupReader reader(caller, whose, hyper_params(), groups[g], device, tensors_);
@@ -132,7 +134,7 @@ class FusedAlgorithm final : public Algorithm {
       } else if (number != nullptr) {
         (params.*entry.number).value = *number;
       } else {
-        (params.*entry.number).pointer = &group[i];  // not null is all that is asked
+        (params.*entry.number).pointer = &group[i];  // only tested for null
       }
     }
     return state >= Functor::kNumStates || Functor::uses_state(params, state);
@@ -183,7 +185,7 @@ class FusedAlgorithm final : public Algorithm {
   }
 
   /// See Note [Layerwise optimizers]. On the CPU, a few tensors at a time go through all phases, so
-  /// that the update finds in the caches what was measured.
+  /// that the update finds the measured data in the caches.
   void update_layerwise(const Bucket& bucket, kernels::UpdateArgs<Functor> args) {
     workspace_.reserve(bucket, Functor::kNumNorms);
     args.norms = workspace_.norms();
@@ -220,7 +222,7 @@ class FusedAlgorithm final : public Algorithm {
     });
   }
 
-  /// The norms are those of the whole tensors: see Note [Sharded parameters].
+  /// Computes the norms of entire tensors from shards: see Note [Sharded parameters].
   void measure_shards(const Bucket& bucket, kernels::MeasureArgs<Functor> args) {
     workspace_.reserve_sums(bucket, Functor::kNumNorms);
     args.sums = static_cast<kernels::MeasurePartial*>(workspace_.sums().mutable_data_ptr());
@@ -231,7 +233,7 @@ class FusedAlgorithm final : public Algorithm {
     finish_norms(bucket.key.device, args);
   }
 
-  /// Both phases for all tensors.
+  /// Runs both phases for all tensors.
   void measure_all(const c10::Device& device, const kernels::MeasureArgs<Functor>& args) const {
     if (device.is_cpu()) {
       parallel_over_elements(args.update.tensors.total(),
@@ -259,9 +261,9 @@ class FusedAlgorithm final : public Algorithm {
 
 using AlgorithmFactory = std::function<std::unique_ptr<Algorithm>()>;
 
-/// Makes an algorithm known to FusedStep by name; called once per optimizer, at load time.
+/// Registers an algorithm with FusedStep by name. Called once per optimizer, at load time.
 bool register_algorithm(const std::string& name, AlgorithmFactory factory);
-/// Throws, naming the known ones, if there is no such algorithm.
+/// Creates an algorithm by name. Throws an error that lists the known names if `name` is unknown.
 std::unique_ptr<Algorithm> make_algorithm(const std::string& name);
 
 }  // namespace torchfuse::ops

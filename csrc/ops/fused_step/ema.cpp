@@ -13,21 +13,21 @@ namespace torchfuse {
 
 namespace {
 
-/// What copy_() would refuse after another tensor has been written.
+/// Checks in advance what copy_() would reject only after another tensor has been written.
 void check_receives(const ops::Argument& argument, const at::Tensor& tensor) {
   if (tensor.is_inference() && !c10::InferenceMode::is_enabled()) {
     ops::fail(argument, "be a tensor that can be written", "one made in inference mode",
-              "Make it, or clone it, outside of inference mode.");
+              "Create or clone the tensor outside inference mode.");
   }
   if (ops::overlaps_itself(tensor) || !ops::within_storage(*tensor.unsafeGetTensorImpl())) {
-    ops::fail(argument, "have memory for each of its elements", "one that lacks some",
-              "Clone an expanded tensor, and resize a storage back.");
+    ops::fail(argument, "have memory for each of its elements", "a tensor without memory for some",
+              "Clone an expanded tensor. Resize a resized storage back.");
   }
 }
 
 }  // namespace
 
-// Everything is checked before the first copy: half an exchange would lose the parameter.
+// All checks precede the first copy, because an incomplete exchange would lose the parameter.
 at::Tensor swap_ema_(const at::Tensor& param, const at::Tensor& ema, const at::Tensor& kept) {
   constexpr const char* kName = "swap_ema_";
   const at::NoGradGuard no_grad;
@@ -46,7 +46,7 @@ at::Tensor swap_ema_(const at::Tensor& param, const at::Tensor& ema, const at::T
                 ", as when it received its average, got ", param.scalar_type(),
                 ". Convert it back first.");
     param.copy_(kept);
-    at::autocast::clear_cache();  // a region of autocast has casts of what was there before
+    at::autocast::clear_cache();  // autocast caches casts of the former values
     return {};
   }
   if (dtype == param.scalar_type()) check_receives({kName, "ema"}, ema);

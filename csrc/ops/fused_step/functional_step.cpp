@@ -19,7 +19,7 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// The arguments of a call by their names in the op's schema.
+/// A call's arguments by their names in the op's schema.
 class NamedArguments {
  public:
   NamedArguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack)
@@ -79,7 +79,7 @@ class FunctionalStep {
  private:
   const char* op() { return engine_.algorithm().op(); }
 
-  /// One tensor for each parameter; an optional list may be empty.
+  /// Returns a list with one tensor per parameter. An optional list may be empty.
   c10::List<at::Tensor> list(const std::string& name, bool optional) {
     c10::List<at::Tensor> tensors = arguments_[name].toTensorList();
     if (!(optional && tensors.empty())) {
@@ -88,7 +88,8 @@ class FunctionalStep {
     return tensors;
   }
 
-  /// A tensor takes the place of lr, if there is one; none stands for infinity.
+  /// Returns the hyper-parameters. The lr_tensor argument, if given, replaces lr. None means
+  /// infinity.
   std::vector<HyperParam> hyper_params() {
     std::vector<HyperParam> group;
     for (const HyperParamInfo& info : engine_.algorithm().hyper_params()) {
@@ -107,7 +108,7 @@ class FunctionalStep {
     return group;
   }
 
-  /// A state that these hyper-parameters do not use may be an empty list.
+  /// Adds the states. If these hyper-parameters do not use a state, the state's list may be empty.
   void add_states(const std::vector<HyperParam>& group) {
     const std::vector<std::string>& names = engine_.algorithm().state_names();
     for (std::size_t s = 0; s < names.size(); ++s) {
@@ -137,7 +138,7 @@ class FunctionalStep {
   std::vector<FusedSlot> slots_;
 };
 
-/// Boxed kernel of every op fused_<algorithm>_, for one StepEngine per call.
+/// Boxed kernel of every op fused_<algorithm>_. Every call creates a StepEngine.
 void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   // torchfuse::fused_<algorithm>_
   const std::string prefix = "torchfuse::fused_";
@@ -147,14 +148,15 @@ void functional_step(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
   torch::jit::drop(*stack, op.schema().arguments().size());
 }
 
-/// Its Meta kernel: writes nothing, and refuses tensors of another device, which would be left out.
+/// The ops' Meta kernel. Writes nothing, and throws for tensors on another device, because the op
+/// would not update them.
 void trace_step(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
   const auto check = [&](const at::Tensor& tensor, const std::string& name) {
     TORCH_CHECK(!tensor.defined() || tensor.is_meta(),
                 op.schema().name().substr(std::string("torchfuse::").size()), ": expected ", name,
-                " to be on the meta device as others are, got ", tensor.device(), ".");
+                " to be on the meta device like the other arguments, got ", tensor.device(), ".");
   };
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (values[i].isTensor()) check(values[i].toTensor(), arguments[i].name());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops fused_<algorithm>_: one fused step whose tensors come as lists. An op is its schema: the
-// names of the arguments say which list holds which state, and which number is which
-// hyper-parameter.
+// The ops fused_<algorithm>_, each of which runs one fused step over lists of tensors. The op's
+// schema defines the step: argument names tell which list contains which state, and which number is
+// which hyper-parameter.
 #pragma once
 
 #include <torch/library.h>
@@ -19,7 +19,7 @@ void register_step(torch::Library& library, const char* name);
 
 }  // namespace torchfuse::ops
 
-/// Makes an optimizer known to FusedStep and as an op. Stands in namespace torchfuse.
+/// Registers an optimizer with FusedStep and as an op. Use the macro in namespace torchfuse.
 #define TORCHFUSE_REGISTER_FUSED_OPTIMIZER(algorithm, Functor)                               \
   static_assert(std::string_view(kernels::Functor::kName) == #algorithm);                    \
   static const bool k##Functor##IsRegistered = ops::register_algorithm(                      \

@@ -49,7 +49,8 @@ std::size_t FusedStep::num_tensor_states() const {
 
 namespace {
 
-/// Lays `tensor` out like `param`, in place: model.to(memory_format=...) moves parameters alone.
+/// Gives `tensor` the layout of `param`, in place, because model.to(memory_format=...) only changes
+/// parameters.
 void lay_out_like(const at::Tensor& tensor, const at::Tensor& param) {
   if (!tensor.defined() || !param.defined() || tensor.layout() != at::kStrided ||
       !tensor.sizes().equals(param.sizes()) || ops::same_layout(tensor, param) ||
@@ -103,7 +104,8 @@ bool FusedStep::step(const std::vector<SlotTensors>& slots,
                      const std::vector<std::vector<HyperParam>>& groups,
                      const FusedStepOptions& options) {
   if (!impl_->planned || !impl_->engine.run(slots, groups, options)) return false;
-  // A region of autocast that goes on after a step would use its casts of the parameters before.
+  // A region of autocast that continues after a step would use cached casts of the former
+  // parameters.
   at::autocast::clear_cache();
   return true;
 }
@@ -116,7 +118,8 @@ void FusedStep::step(const std::vector<FusedSlot>& slots,
   for (const FusedSlot& slot : slots) tensors.push_back(borrow(slot));
   if (step(tensors, groups, options)) return;
   plan(slots);
-  // Laying a state out anew keeps its tensor object, so what was borrowed still stands.
+  // plan() may change a state's layout but keeps the tensor object, so the borrowed pointers are
+  // still valid.
   TORCH_INTERNAL_ASSERT(step(tensors, groups, options), "a fresh plan does not fit its own slots");
 }
 

@@ -25,7 +25,7 @@ std::optional<std::string> HyperParamInfo::violation(double value, double least)
 }
 
 const std::vector<HyperParamInfo>& hyper_params_of(const std::string& algorithm) {
-  return ops::make_algorithm(algorithm)->hyper_params();  // these outlive the object
+  return ops::make_algorithm(algorithm)->hyper_params();  // the list is static
 }
 
 }  // namespace torchfuse

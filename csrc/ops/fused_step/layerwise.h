@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What layerwise optimizers need beside the common step. See Note [Layerwise optimizers].
+// Workspace and cached spans for layerwise optimizers. See Note [Layerwise optimizers].
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -14,11 +14,11 @@
 
 namespace torchfuse::ops {
 
-/// Elements that a thread's caches are to hold between the phases, with all their operands: a
+/// Number of elements that a thread's caches should hold between the phases, with all operands: a
 /// megabyte for fp32 LAMB.
 constexpr std::int64_t kCachedElements = 65536;
 
-/// Partials and norms of one bucket, kept between steps: 64 bytes for 16,384 elements.
+/// One bucket's partials and norms, kept between steps: 64 bytes per 16,384 elements.
 class LayerwiseWorkspace {
  public:
   void reserve(const Bucket& bucket, int num_norms);
@@ -27,7 +27,8 @@ class LayerwiseWorkspace {
   }
   double* norms() const { return norms_.data(); }
 
-  /// For tensors that are split over processes: memory for their sums, and each as one partial.
+  /// For sharded tensors: reserves memory for one sum per tensor, and lets each sum count as one
+  /// partial.
   void reserve_sums(const Bucket& bucket, int num_norms);
   const at::Tensor& sums() const { return sums_; }
   const std::int64_t* one_partial_each() const { return counting_.data(); }
@@ -35,12 +36,12 @@ class LayerwiseWorkspace {
  private:
   Workspace partials_;
   Workspace norms_;
-  at::Tensor sums_;                     ///< as doubles, exactly those of the bucket
+  at::Tensor sums_;                     ///< the bucket's sums, as doubles
   std::vector<std::int64_t> counting_;  ///< 0, 1, 2, ...
 };
 
-/// Calls visit(first, last) for consecutive spans of the bucket's rows whose elements the threads'
-/// caches hold together; of at least one row.
+/// Calls visit(first, last) for consecutive spans of the bucket's rows. The threads' caches
+/// together hold a span's elements, but a span has at least one row.
 template <class Visit>
 void for_each_cached_span(const Bucket& bucket, const Visit& visit) {
   const auto count = static_cast<std::int64_t>(bucket.rows.size());

@@ -16,7 +16,8 @@ at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remain
   TORCH_CHECK(remainder.scalar_type() == at::kShort, kName,
               ": expected remainder to be of dtype int16, got ", remainder.scalar_type(), ".");
   ops::check_same_sizes({kName, "remainder"}, remainder, param, "param");
-  // Widening is a shift of the bits. Pairs of no master: see Note [Parameter remainders].
+  // Widening shifts the bits. If the sum is NaN, the pair represents no master: see Note [Parameter
+  // remainders].
   const at::Tensor upper = param.detach().to(at::kFloat);
   const at::Tensor sum = upper.view(at::kInt).add(remainder).view(at::kFloat);
   return at::where(sum.isnan(), upper, sum);
@@ -24,7 +25,7 @@ at::Tensor master_of_remainder(const at::Tensor& param, const at::Tensor& remain
 
 namespace {
 
-/// Clears the remainders that extend no parameter. See Note [Parameter remainders].
+/// Clears remainders that do not extend their parameter. See Note [Parameter remainders].
 void remake_remainder(const at::Tensor& param, const at::Tensor& remainder) {
   const at::Tensor sum = param.to(at::kFloat).view(at::kInt).add_(remainder).view(at::kFloat);
   remainder.masked_fill_(sum.isnan(), 0);
@@ -34,10 +35,11 @@ void remake_remainder(const at::Tensor& param, const at::Tensor& remainder) {
 
 // Note [Masters follow their parameters]
 // A program may write to a 16-bit parameter between steps: clamp it, load weights, average models.
-// Its fp32 master would undo that in the next step. The master says more than the parameter only
-// where it rounds to the parameter, so elsewhere it is made anew, and where it does round to it
-// every bit is kept: a write of the same values, as loading a checkpoint in any order or gathering
-// shards, loses nothing. A remainder extends the parameter's own bits and needs no such care.
+// The next step would undo such a write, because it starts from the fp32 master. The master adds
+// information only where it rounds to the parameter, so every other element of the master is set to
+// the parameter. Where the master does round to the parameter, every bit is kept. Writing the same
+// values, as when loading a checkpoint in any order or gathering shards, therefore loses nothing. A
+// remainder extends the parameter's own bits and needs no such care.
 void remake_master(const at::Tensor& param, const at::Tensor& master) {
   constexpr const char* kName = "remake_master";
   const at::NoGradGuard no_grad;
@@ -56,7 +58,8 @@ void remake_master(const at::Tensor& param, const at::Tensor& master) {
   ops::check_same_sizes({kName, "master"}, master, param, "param");
   at::Tensor stale = master.to(param.scalar_type()).ne(param);
   if (param.scalar_type() == at::kBFloat16) {
-    // Masters that come from remainders were rounded away from zero where they lie halfway.
+    // If a master comes from a remainder and lies halfway, its parameter was rounded away from
+    // zero.
     const at::Tensor bits = master.view(at::kInt);
     const at::Tensor away = bits.bitwise_right_shift(16).add_(1).to(at::kShort);
     const at::Tensor halfway = bits.bitwise_and(0xffff).eq(0x8000);
@@ -73,7 +76,7 @@ void take_master(const at::Tensor& param, const at::Tensor& master) {
               ": expected param to be of dtype float32 or float64, got ", wide, ".");
   ops::check_same_sizes({kName, "master"}, master, param, "param");
   const bool is_remainder = master.scalar_type() == at::kShort;
-  // Nothing says which of both dtypes the parameter had.
+  // The parameter's former dtype is unknown, so try both.
   for (const at::ScalarType before : {at::kBFloat16, at::kHalf}) {
     if (is_remainder && before == at::kHalf) break;
     const at::Tensor narrow = param.to(before);
@@ -93,7 +96,7 @@ at::Tensor remainder_of_master(const at::Tensor& master) {
   const at::Tensor bits = value.view(at::kInt);
   at::Tensor lower = bits.bitwise_and(0xffff);
   lower.sub_(lower.ge(0x8000).to(at::kInt).mul_(0x10000));
-  // The last bit that the parameter keeps is 0: halfway, it was rounded down.
+  // A halfway master was rounded down if the last bit that the parameter keeps is 0.
   const at::Tensor down = lower.eq(-0x8000).logical_and_(bits.bitwise_and(0x10000).eq(0));
   lower.masked_fill_(down, 0x7fff);
   lower.masked_fill_(value.isnan(), 0);

@@ -10,7 +10,7 @@ namespace torchfuse::ops {
 void sum_over_shards(const at::Tensor& partials, const std::vector<std::string>& groups) {
   constexpr std::int64_t kDoubles = sizeof(kernels::NormPartial) / sizeof(double);
   constexpr std::int64_t kNonfinite = offsetof(kernels::NormPartial, nonfinite) / sizeof(double);
-  // As bits the flag would be a denormal number, which an addition may flush.
+  // The flag's bits, read as a double, are a denormal number, which an addition may flush.
   const at::Tensor flags = partials.view({-1, kDoubles}).select(1, kNonfinite);
   const at::Tensor bits = flags.view(at::kLong);
   flags.copy_(bits.ne(0));

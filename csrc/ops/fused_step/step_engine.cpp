@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A step in its order: tensors (step_engine_gather.cpp), norms and prologue
-// (step_engine_norms.cpp), update; on each device that holds parameters.
+// Runs a step in order: tensors (step_engine_gather.cpp), norms and prologue
+// (step_engine_norms.cpp), and then the update on each device that has parameters.
 #include "ops/fused_step/step_engine.h"
 
 #include <ATen/Functions.h>
@@ -69,9 +69,10 @@ void StepEngine::check_options(const FusedStepOptions& options) const {
   }
 }
 
-/// What a captured graph would keep for ever without a word, and what it may not make.
+/// Throws if a capture would silently fix a number for all replays, or would contain the first
+/// step.
 void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& groups) const {
-  if (caller_.empty()) return;  // an op's arguments are what its caller wrote
+  if (caller_.empty()) return;  // an op's caller passes every argument explicitly
   for (const DeviceWork& work : work_) {
     if (!work.takes_part || !is_capturing(work.device)) continue;
     TORCH_CHECK(work.scalars.defined(), caller(),
@@ -93,7 +94,7 @@ void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& group
 
 void StepEngine::DeviceWork::reserve_sums() {
   num_sums = 0;
-  std::int64_t num_partials = 0;  // beside the sums: of one bucket after the other
+  std::int64_t num_partials = 0;  // besides the sums; reused by every bucket in turn
   for (const Bucket* bucket : buckets) {
     num_sums += bucket->num_sums();
     if (device.is_cuda()) num_partials = std::max(num_partials, bucket->num_partials());
@@ -102,7 +103,7 @@ void StepEngine::DeviceWork::reserve_sums() {
   workspace.reserve(std::max<std::int64_t>(1, num_sums + num_partials) * kPartialDoubles, device);
 }
 
-/// Those of a bucket that the step has no rows for are let go.
+/// Updates the kept tables. Releases the tables of buckets without rows in this step.
 void StepEngine::keep_rows() {
   for (Bucket& bucket : buckets_.all()) {
     if (!bucket.key.device.is_cuda()) continue;
@@ -130,7 +131,7 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
   }
 }
 
-/// Whether a prologue writes this flag, not a copy on another device.
+/// Returns whether a prologue writes this flag itself rather than a copy on another device.
 bool StepEngine::writes_flag(const at::Tensor& found_inf) const {
   return std::any_of(work_.begin(), work_.end(), [&](const DeviceWork& work) {
     return work.takes_part && work.device == found_inf.device();
@@ -165,8 +166,8 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
   }
 }
 
-/// The gradients without their loss scale, whether the step was skipped or not: after the update,
-/// which knows them without the rounding that 16-bit gradients suffer here.
+/// Divides the gradients by the loss scale, whether or not the step was skipped. Runs after the
+/// update, because the division rounds 16-bit gradients and the update must use unrounded ones.
 void StepEngine::unscale(const DeviceWork& work) {
   if (!work.grad_scale.defined()) return;
   const at::Tensor inverse_scale = work.grad_scale.reciprocal();
@@ -176,8 +177,8 @@ void StepEngine::unscale(const DeviceWork& work) {
   }
 }
 
-/// Every version is moved before the first copy, which might fail. Parameters that view one buffer
-/// share a version, so what it is now is noted when all have moved.
+/// Bumps every version before the first copy, which might fail. Parameters that view one buffer
+/// share a version counter, so versions are recorded after all of them have been bumped.
 void StepEngine::finish(const FusedStepOptions& options) {
   const auto mark = [&](std::size_t index) {
     const SlotTensors& tensors = (*slots_)[index];
@@ -261,7 +262,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   check_options(options);
   if (slots.size() != planned_.size()) return false;
   slots_ = &slots;
-  // No gradient is held after a step, nor after one that failed.
+  // Release all gradients after a step, even if the step failed.
   const auto release = c10::make_scope_exit([this] {
     slots_ = nullptr;
     active_.clear();
@@ -270,7 +271,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   if (!gather(groups, options)) return false;
   const bool measures = options.check_inside || options.max_grad_norm.has_value() ||
                         options.skip_norm_above.has_value();
-  // A process without gradients hears of a skipped step too.
+  // A process without gradients must learn of a skipped step too.
   const bool shares = !options.norm_groups.empty() && (measures || options.found_inf);
   if (shares) work_on(options.norm_device).takes_part = true;
   check_capture(groups);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The fused step over a list of slots: gather and check everything, then statistics, prologue and
-// update. FusedStep keeps one between steps; the functional ops make one per call.
+// The fused step over a list of slots: gathers and checks all tensors, and then runs statistics,
+// prologue and update. FusedStep keeps an engine between steps; the functional ops create one per
+// call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,23 +24,23 @@
 
 namespace torchfuse::ops {
 
-/// Slots that a thread takes at least in the passes over tensor objects.
+/// Minimum number of slots per thread in the passes over tensor objects.
 constexpr std::int64_t kSlotsPerThread = 1024;
 
-/// A NormPartial in a tensor of doubles.
+/// Doubles per NormPartial.
 constexpr std::int64_t kPartialDoubles = sizeof(kernels::NormPartial) / sizeof(double);
 
-/// A borrowed tensor, for calls that take tensors.
+/// Returns a borrowed tensor as an at::Tensor.
 inline at::Tensor as_tensor(c10::TensorImpl* borrowed) {
   return at::Tensor(
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(borrowed));
 }
 
-/// A tensor's sizes and strides as a plan keeps them.
+/// A tensor's sizes and strides as a plan stores them.
 struct Layout {
   Layout() = default;
   explicit Layout(const at::Tensor& tensor);
-  /// Whether elements of both lie at the same offsets: see same_layout().
+  /// Returns whether both layouts put equal elements at equal offsets: see same_layout().
   bool matches(const c10::TensorImpl& tensor) const;
 
   c10::DimVector sizes;
@@ -47,16 +48,17 @@ struct Layout {
   bool contiguous = false;
 };
 
-/// What one tensor of a slot must be like. Its key set tells that it is strided, no subclass, not
-/// negated, and on what kind of device.
+/// The properties that one tensor of a slot must have. The key set tells that the tensor is
+/// strided, not a subclass and not negated, and on which kind of device.
 struct PlannedTensor {
   PlannedTensor() = default;
   explicit PlannedTensor(const at::Tensor& tensor);
-  /// Whether `tensor` is like this, besides its sizes and strides.
+  /// Returns whether `tensor` has these properties. Does not compare sizes and strides.
   [[gnu::always_inline]] bool matches(const c10::TensorImpl& tensor) const {
     return tensor.key_set() == keys && tensor.dtype() == type && tensor.device() == device;
   }
-  /// Finds `numel` elements in a row, if the storage holds them.
+  /// Stores the address of `numel` consecutive elements in `address`. Returns false if the storage
+  /// does not contain all of them.
   bool find_memory(c10::TensorImpl& tensor, std::int64_t numel, void*& address) const;
 
   c10::DispatchKeySet keys;
@@ -66,14 +68,15 @@ struct PlannedTensor {
   std::int64_t itemsize = 0;
 };
 
-/// Where and in which version a step left a parameter. The storage is held weakly: its memory goes
-/// when its owners let go, but no other storage can have its address and be taken for it. `param`
-/// is compared and never followed.
+/// Where and in which version a step left a parameter. The reference to the storage is weak: the
+/// owners can free the memory, but no other storage can get the same address and be mistaken for
+/// this storage. `param` is compared and never dereferenced.
 struct Written {
   explicit Written(const SlotTensors& tensors);
-  /// Whether nobody has written to the parameter, replaced it or given it other memory since.
+  /// Returns whether nobody has since written to the parameter, replaced it or given it other
+  /// memory.
   bool holds(const SlotTensors& tensors) const;
-  /// After another write to the same parameter in the same memory, as in nearly every step.
+  /// Records another write to the same parameter in the same memory, as in nearly every step.
   void note_versions(const SlotTensors& tensors);
   bool same_memory(const SlotTensors& tensors) const;
 
@@ -84,26 +87,27 @@ struct Written {
   std::uint32_t wrapper_version = 0;
 };
 
-/// What a slot's tensors must be like for a step to take them as they are, and where the last step
-/// found them. See Note [A plan holds no tensor].
+/// The properties that a slot's tensors must have for a step to use the plan, and where the last
+/// step found the tensors. See Note [A plan holds no tensor].
 struct PlannedSlot {
-  kernels::TensorRow row;  ///< addresses are those of the last step's tensors
+  kernels::TensorRow row;  ///< contains the addresses of the last step's tensors
   BucketKey key;
-  Layout layout;  ///< of the parameter, its states, its master and its average
+  Layout layout;  ///< of the parameter, states, master and average
   PlannedTensor param;
   PlannedTensor states[SlotTensors::kMaxStates];
   PlannedTensor master;
   PlannedTensor ema;
   PlannedTensor step;
   PlannedTensor start;
-  std::uint32_t has_states = 0;  ///< bit k: there is a state k
-  /// After this plan's last write to the parameter; none: there was none that can be told apart.
+  std::uint32_t has_states = 0;  ///< bit k is set if state k exists
+  /// State after this plan's last write to the parameter. nullopt: no write was recorded.
   std::optional<Written> written;
 
-  /// Was not among the slots that were last compared for shared memory, or has moved since.
+  /// Whether the slot was missing from the last comparison for shared memory, or has moved since.
   bool unchecked = true;
 
-  /// Takes the addresses of the tensors, if they are like this. Changes nothing but addresses.
+  /// Stores the tensors' addresses and returns true if the tensors match the plan. Changes nothing
+  /// but addresses.
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
 
  private:
@@ -114,16 +118,16 @@ struct PlannedSlot {
 
 class StepEngine {
  public:
-  /// `caller` is what the user called, where messages are to name parameters by their places among
-  /// the groups; none: they name the op and the entries of its lists.
+  /// If `caller`, the function that the user called, is not empty, messages name parameters by
+  /// group and index. Otherwise messages name the op and the entries of its lists.
   explicit StepEngine(std::unique_ptr<Algorithm> algorithm, std::string caller = {});
 
   Algorithm& algorithm() { return *algorithm_; }
 
-  /// Checks the slots and takes them as the plan; on an error the former plan stays.
+  /// Checks the slots and makes them the plan. On an error, the former plan stays.
   void plan(const std::vector<FusedSlot>& slots);
 
-  /// False: the tensors are not as planned, and nothing was done.
+  /// Returns false, and does nothing, if the tensors do not match the plan.
   bool run(const std::vector<SlotTensors>& slots,
            const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
 
@@ -131,35 +135,36 @@ class StepEngine {
   at::Tensor skipped() const;
 
  private:
-  /// How a slot compares with the plan.
+  /// Result of comparing a slot with the plan.
   enum class Match : std::uint8_t { kNoGrad, kAsPlanned, kOtherGrad, kNotAsPlanned };
 
-  /// Everything of a step that lives on one device.
+  /// All of a step's data on one device.
   struct DeviceWork {
     c10::Device device{c10::kCPU};
     std::vector<float*> steps;
-    std::vector<Bucket*> buckets;  ///< those of one sharding in a row
-    /// Those of all slots that take part, in order; kWhole is always there.
+    std::vector<Bucket*> buckets;  ///< buckets of one sharding are consecutive
+    /// Shardings of all slots that take part, in order. kWhole is always included.
     std::vector<std::int32_t> shardings{BucketKey::kWhole};
-    at::Tensor scalars;   ///< the bytes of a StepScalars, as four floats
-    Workspace workspace;  ///< for the sums and the partials of this step's gradients
-    at::Tensor shared;    ///< the sums of all devices and processes, in their place
-    Arrivals arrivals;    ///< of K1's partials
+    at::Tensor scalars;   ///< a StepScalars as four floats
+    Workspace workspace;  ///< sums and partials of this step's gradients
+    at::Tensor shared;    ///< replaces the sums: those from all devices and processes
+    Arrivals arrivals;    ///< arrival counters for K1's partials
     at::Tensor grad_scale;
     at::Tensor found_inf;
-    at::Tensor skip_norm_above;  ///< where the step has a tensor
-    std::int64_t num_sums = 0;   ///< that the prologue adds
-    bool takes_part = false;     ///< has a gradient, or what other processes have is known here
+    at::Tensor skip_norm_above;  ///< defined if the threshold is a tensor
+    std::int64_t num_sums = 0;   ///< number of sums that the prologue adds
+    bool takes_part = false;     ///< has a gradient, or receives other processes' results
     bool prologue_done = false;
 
     void reserve_sums();
     kernels::StepScalars* scalars_ptr() const;
     kernels::NormPartial* sums_ptr() const;
-    /// A CUDA device's partials, of one bucket after the other. Those of a CPU are the sums.
+    /// A CUDA device's partials, reused by every bucket in turn. On a CPU, the sums are the
+    /// partials.
     kernels::NormPartial* partials_ptr() const { return sums_ptr() + num_sums; }
   };
 
-  /// Where the row of a slot goes.
+  /// Destination of a slot's row.
   struct Target {
     DeviceWork* work = nullptr;
     Bucket* bucket = nullptr;
@@ -184,12 +189,12 @@ class StepEngine {
   void fetch_ahead(std::size_t index) const;
   Match match_slot(std::size_t index);
   void match_slots();
-  /// One tensor of a slot; kinds are those of step_engine_overlaps.cpp.
+  /// One tensor of a slot. step_engine_overlaps.cpp defines the kinds.
   struct Operand {
     std::size_t slot;
     int kind;
   };
-  /// The memory of an operand.
+  /// An operand's memory.
   struct Span {
     const char* begin;
     const char* end;
@@ -238,28 +243,28 @@ class StepEngine {
   std::unique_ptr<Algorithm> algorithm_;
   std::string caller_;
   std::size_t num_states_;
-  std::size_t num_elementwise_;           ///< of the states, those with an entry for each element
+  std::size_t num_elementwise_;           ///< number of states with one entry per element
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
   std::vector<PlannedSlot> planned_;
-  bool has_masters_ = false;                         ///< in fp32, of any slot
-  bool apart_ = false;                               ///< no two tensors of this step share memory
-  std::vector<Span> spans_;                          ///< sorted, of parameters and their states
-  std::vector<std::int64_t> positions_;              ///< of the slots in their groups
+  bool has_masters_ = false;             ///< whether a slot has an fp32 master
+  bool apart_ = false;                   ///< whether no two tensors share memory in this step
+  std::vector<Span> spans_;              ///< sorted memory of parameters and states
+  std::vector<std::int64_t> positions_;  ///< the slots' positions in their groups
   std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
   Buckets buckets_;
   std::vector<DeviceWork> work_;
 
-  // Of the last step.
+  // Results of the last step.
   bool ran_ = false;
-  bool measured_ = false;               ///< whether it clipped or checked
-  std::optional<c10::Device> results_;  ///< where its scalars are; none: no slot had a gradient
+  bool measured_ = false;               ///< whether the step clipped or checked
+  std::optional<c10::Device> results_;  ///< the scalars' device; nullopt: no slot had a gradient
 
-  // For the time of a step.
+  // Valid only during a step.
   const std::vector<SlotTensors>* slots_ = nullptr;
   std::vector<Match> matches_;
-  std::vector<std::uint32_t> used_states_;  ///< for each group: bit k, if it uses state k
+  std::vector<std::uint32_t> used_states_;  ///< per group: bit k is set if state k is used
   std::vector<std::size_t> active_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> converted_;  ///< gradients and their stand-ins
+  std::vector<std::pair<at::Tensor, at::Tensor>> converted_;  ///< gradients and copies
 };
 
 }  // namespace torchfuse::ops

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// First half of a step: compare every tensor with the plan and fill the buckets. Nothing is written
-// yet.
+// First half of a step: compares every tensor with the plan and fills the buckets. Nothing is
+// written yet.
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
@@ -49,8 +49,8 @@ void* memory_of(c10::TensorImpl* impl) {
   return true;
 }
 
-/// An operand: memory that has an element for each of the parameter's. `moved` stays true, or says
-/// that the address is another one now.
+/// Stores the address of an operand, which has one element per parameter element. Sets `moved` if
+/// the address has changed.
 [[gnu::always_inline]] inline bool PlannedSlot::take_operand(const PlannedTensor& like,
                                                              c10::TensorImpl* tensor,
                                                              void*& address, bool& moved) const {
@@ -97,7 +97,8 @@ inline bool PlannedSlot::accept(const SlotTensors& tensors, std::size_t num_stat
   return true;
 }
 
-/// The gradient, or a copy that stands in for it in this step: another layout, or fp64 on one side.
+/// Returns the gradient. If the layout differs, or only one of gradient and parameter is fp64,
+/// returns a converted copy for this step.
 at::Tensor StepEngine::usable_grad(std::size_t index, bool write_back) {
   const PlannedSlot& planned = planned_[index];
   const Argument grad_argument = argument("grads", "grad", index);
@@ -107,7 +108,7 @@ at::Tensor StepEngine::usable_grad(std::size_t index, bool write_back) {
   check_same_device(grad_argument, grad, planned.key.device, "params");
   check_same_sizes(grad_argument, grad, param, "params");
   if (write_back && overlaps_itself(grad)) {
-    fail(grad_argument, "have memory of its own for every element with write_back_grads",
+    fail(grad_argument, "have separate memory for every element with write_back_grads",
          "strides " + c10::str(grad.strides()) + " for sizes " + c10::str(grad.sizes()),
          "Set the gradient to grad.contiguous(), or write_back_grads to False.");
   }
@@ -146,8 +147,8 @@ StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
   return work_.back();
 }
 
-/// Long lists of small tensors are bound by the latency of their tensor objects, which lie
-/// scattered: ask for those of later slots while this one is looked at.
+/// Long lists of small tensors are bound by the latency of tensor objects, which are scattered in
+/// memory. Prefetches later slots' objects while this slot is compared.
 void StepEngine::fetch_ahead(std::size_t index) const {
   constexpr std::size_t kObjects = 16;
   constexpr std::size_t kStorages = 8;
@@ -185,8 +186,8 @@ StepEngine::Match StepEngine::match_slot(std::size_t index) {
   return as_planned ? Match::kAsPlanned : Match::kOtherGrad;
 }
 
-/// Looks at every slot, on all threads, without throwing anything: does it take part, and is it as
-/// planned? The few that are not are looked at again afterwards, in order.
+/// Compares every slot with the plan, on all threads, without throwing. The few slots that do not
+/// match are compared again afterwards, in order.
 void StepEngine::match_slots() {
   matches_.resize(planned_.size());
   apart_ = true;
@@ -213,7 +214,8 @@ StepEngine::Target StepEngine::target_of(const BucketKey& key) {
   return {&work, &buckets_.of(key)};
 }
 
-/// `like` is the slot that `target` is of; null: none. Neighbors nearly always share theirs.
+/// `like` is the slot for which `target` was found, or null. Neighbors nearly always share a
+/// target.
 void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
                          const PlannedSlot*& like, Target& target) {
   PlannedSlot& planned = planned_[index];
@@ -239,7 +241,7 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   }
 }
 
-/// False if a tensor is not as planned.
+/// Returns false if a tensor does not match the plan.
 bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
                         const FusedStepOptions& options) {
   buckets_.clear();

@@ -18,7 +18,8 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// The update begins where this ends, with gradients that the caches still hold.
+/// Reads the range from the end, because the update begins at the range's start, whose gradients
+/// are then still in the caches.
 void norm_from_the_end(kernels::CpuIsa isa, const kernels::L2NormArgs& args, std::int64_t begin,
                        std::int64_t end) {
   constexpr std::int64_t kElements = 1 << 18;
@@ -123,8 +124,8 @@ at::Tensor StepEngine::sum_partials(const c10::Device& device, const kernels::No
   return sum;
 }
 
-/// Each device's sums, reduced to one per sharding and summed over the processes of that. Splits
-/// without an element here take part too: see Note [Sharded parameters].
+/// Reduces each device's sums to one per sharding, and sums those over the sharding's processes.
+/// Shardings without a local element take part too: see Note [Sharded parameters].
 std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
   std::vector<at::Tensor> sums;
   for (const DeviceWork& work : work_) {
@@ -144,8 +145,8 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
   return sums;
 }
 
-/// Several devices, or gradients in other processes too: all devices get a copy of all sums, or of
-/// the one of all processes.
+/// Used with several devices, or with gradients in other processes. Gives all devices a copy of all
+/// sums, or of the one sum over all processes.
 void StepEngine::share_partials(const FusedStepOptions& options) {
   std::vector<at::Tensor> sums = sums_of_shardings();
   const auto all_on = [&sums](const c10::Device& device) {
@@ -166,7 +167,8 @@ void StepEngine::share_partials(const FusedStepOptions& options) {
   }
 }
 
-/// A flag that came from outside of the step says what this process has found.
+/// Reduces found_inf over the processes, because a flag from outside the step describes only this
+/// process.
 void StepEngine::agree_on_skip(const FusedStepOptions& options) const {
   if (options.norm_groups.empty() || !options.found_inf || options.found_inf_is_output) return;
   all_reduce_(*options.found_inf, "max", options.norm_groups,
@@ -189,7 +191,7 @@ void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
   if (!options.found_inf || !options.check_inside) return;
   for (const DeviceWork& work : work_) {
     if (!work.takes_part || work.found_inf.is_same(*options.found_inf)) continue;
-    // The flag lives on another device: raise it there if this device's copy was raised.
+    // found_inf is on another device: set it if this device's copy was set.
     const at::Tensor flag = to_device(work.found_inf, options.found_inf->device());
     options.found_inf->copy_(at::maximum(*options.found_inf, flag.view_as(*options.found_inf)));
   }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Tensors of one step that share memory.
+// Finds tensors of one step that share memory.
 //
 // Note [Memory of one's own]
-// A kernel updates all tensors side by side. Where two of them share memory, as after
-// `b.data = a.data`, one update is lost or both run at once, and the result differs from run to
-// run. What a step writes fills its memory without gaps, so intervals of addresses tell exactly.
-// Those of the parameters with a gradient are compared in the first step of a plan, and in a step
-// in which one of them has another address than before, or had no gradient when they were compared:
-// a parameter that comes to share memory later needs no other plan. Step counts may be shared.
+// A kernel updates all tensors in parallel. If two tensors share memory, as after `b.data =
+// a.data`, one update is lost or both run at once, and results differ between runs. A tensor that a
+// step writes fills its memory without gaps, so comparing address intervals is exact. Parameters
+// with a gradient are compared in a plan's first step. They are compared again in a step in which a
+// parameter has moved, or had no gradient at the last comparison. A parameter that comes to share
+// memory later therefore needs no new plan. Step counts may be shared.
 #include <algorithm>
 #include <string>
 
@@ -18,13 +18,13 @@ namespace torchfuse::ops {
 
 namespace {
 
-// Kinds of operands; those from 0 on are states.
+// Kinds of operands; kinds from 0 on are states.
 constexpr int kParam = -1;
 constexpr int kMaster = -2;
 constexpr int kEma = -3;
 constexpr int kGrad = -4;
 
-/// Where a gradient's elements begin; those of a copy begin elsewhere.
+/// Returns where a gradient's elements begin. A converted copy begins elsewhere.
 const void* memory_of(const c10::TensorImpl* grad) {
   const auto offset = grad->storage_offset() * static_cast<std::int64_t>(grad->itemsize());
   return static_cast<const char*>(grad->unsafe_storage().data()) + offset;
@@ -40,7 +40,7 @@ void StepEngine::add_span(std::vector<Span>& spans, const void* memory,
   spans.push_back({begin, begin + bytes, operand});
 }
 
-/// Sorts the spans, and rejects two that overlap.
+/// Sorts the spans, and throws if two spans overlap.
 void StepEngine::sort_apart(std::vector<Span>& spans) const {
   std::sort(spans.begin(), spans.end(),
             [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -49,7 +49,7 @@ void StepEngine::sort_apart(std::vector<Span>& spans) const {
   }
 }
 
-/// The name of an operand in messages: of an op's list, or of what an optimizer's parameter has.
+/// Returns an operand's name for messages: an op's list, or a tensor of an optimizer's parameter.
 std::string StepEngine::operand_name(std::size_t index, int kind) const {
   const bool of_op = caller_.empty();
   if (kind == kParam) return of_op ? "params" : "";
@@ -82,8 +82,8 @@ void StepEngine::check_overlaps() {
   }
 }
 
-/// The same for gradients that the step writes where they are, and not to a copy: with each other
-/// and with what the parameters have.
+/// Like check_overlaps(), for gradients that the step writes in place. Compares these gradients
+/// with each other and with the parameters and states.
 void StepEngine::check_written_grads() const {
   std::vector<Span> spans;
   spans.reserve(active_.size());
@@ -103,7 +103,7 @@ void StepEngine::check_written_grads() const {
 }
 
 void StepEngine::fail_overlap(Operand a, Operand b) const {
-  if (a.slot > b.slot) std::swap(a, b);  // of one parameter the gradient is named first
+  if (a.slot > b.slot) std::swap(a, b);  // for one parameter, the gradient is named first
   const std::string name = operand_name(b.slot, b.kind);
   const std::string other = operand_name(a.slot, a.kind);
   const char* remedy = "Give each parameter tensors of its own.";

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The plan: what the tensors of each slot are like, checked once.
+// The plan: the properties of each slot's tensors, checked once.
 //
 // Note [A plan holds no tensor]
-// Users own parameters and state: they move, swap, replace and delete them between steps, and what
-// they let go of must be free. So a plan keeps no reference, strong or weak, and no address that it
-// trusts. Each step borrows the tensors from their owners, for its own duration, and compares all
-// that a kernel depends on: dtype, device, sizes, strides, storage bounds. Tensors that are as
-// planned are taken, whichever objects they are and wherever they lie; for any other the owner
-// plans again. A tensor that was given a dead one's address is judged by what it is. The one thing
-// held, weakly, is the storage in which a step left a parameter with a master: see Written.
+// Users own parameters and state. They move, swap, replace and delete tensors between steps, and a
+// released tensor must be freed. Therefore a plan keeps no reference, strong or weak, to a tensor,
+// and trusts no address. Each step borrows the tensors from their owners for the step's duration.
+// The step compares everything on which a kernel depends: dtype, device, sizes, strides, storage
+// bounds. Tensors that match the plan are used, whichever objects they are and wherever their
+// memory is. If a tensor does not match, the owner plans again. A new tensor at a deleted tensor's
+// address is judged by its own properties. The only thing that a plan holds, weakly, is the storage
+// in which a step left a parameter with a master: see Written.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// `tensor` as an operand beside `param`: element i of both lies at the same offset.
+/// Checks that `tensor` can be an operand beside `param`: element i of both is at the same offset.
 void check_operand(const Argument& argument, const at::Tensor& tensor, const at::Tensor& param) {
   check_dense(argument, tensor);
   check_same_device(argument, tensor, param.device(), "params");
@@ -56,14 +57,14 @@ const char* StepEngine::caller() const {
   return caller_.empty() ? algorithm_->op() : caller_.c_str();
 }
 
-/// `list` is the op's list, `key` what an optimizer's parameter calls its entry.
+/// `list` is the op's list; `key` is the name of the entry in an optimizer's per-parameter state.
 Argument StepEngine::argument(const char* list, const char* key, std::size_t index,
                               const FusedSlot& slot) const {
   if (caller_.empty()) return {caller(), list, static_cast<std::int64_t>(index)};
   return {caller(), key, slot.position, slot.group};
 }
 
-/// The same for a slot of the plan.
+/// Like the overload above, for a slot of the plan.
 Argument StepEngine::argument(const char* list, const char* key, std::size_t index) const {
   if (caller_.empty()) return {caller(), list, static_cast<std::int64_t>(index)};
   return {caller(), key, positions_[index], planned_[index].row.group};
@@ -104,8 +105,9 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   return planned;
 }
 
-/// States with one entry per element, each of a dtype of its own: that of its name. Absent ones
-/// count as stored like the first, so that they do not part what one kernel can update together.
+/// Checks the states that have one entry per element. Each state has a separate dtype. An absent
+/// state gets the first state's dtype in the key, so that one kernel can still update the tensors
+/// together.
 void StepEngine::check_states(std::size_t i, const FusedSlot& slot, PlannedSlot& planned) const {
   const std::vector<std::string>& names = algorithm_->state_names();
   check_same_length(caller(), "states", slot.states.size(), names.size(), "the algorithm's states");
@@ -141,7 +143,7 @@ void StepEngine::check_master(std::size_t i, const FusedSlot& slot, PlannedSlot&
     fail(master, "be of dtype float32, or int16 for remainders",
          c10::str(slot.master.scalar_type()));
   }
-  // A remainder is no number by itself; the checks ask for the type of one of its size.
+  // The checks reject integers, so a remainder is checked as a bfloat16 tensor of the same size.
   check_operand(master, remainder ? slot.master.view(at::kBFloat16) : slot.master, slot.param);
   const kernels::DType param = planned.key.param;
   if (remainder && param != kernels::DType::kBFloat16) {
@@ -192,7 +194,8 @@ void StepEngine::check_rounding(std::size_t i, const FusedSlot& slot, PlannedSlo
   }
 }
 
-/// The state that is one number for the whole tensor, if the algorithm has one.
+/// Checks the state that contains one number for the entire tensor, if the algorithm has such a
+/// state.
 void StepEngine::check_tensor_state(std::size_t i, const FusedSlot& slot,
                                     PlannedSlot& planned) const {
   if (algorithm_->num_tensor_states() == 0) return;
@@ -206,7 +209,8 @@ void StepEngine::check_tensor_state(std::size_t i, const FusedSlot& slot,
   planned.states[slot.states.size() - 1] = PlannedTensor(state);
 }
 
-/// Index among all ways to split parameters that were ever planned: the same in all processes.
+/// Returns the index among all shardings that were ever planned, which is the same in all
+/// processes.
 std::int32_t StepEngine::sharding_of(const FusedSlot& slot) {
   if (slot.shard_groups.empty()) return BucketKey::kWhole;
   const auto found = std::find(shardings_.begin(), shardings_.end(), slot.shard_groups);

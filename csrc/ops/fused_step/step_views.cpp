@@ -16,16 +16,18 @@ namespace torchfuse {
 
 namespace {
 
-/// An element of memory: its storage and its place there.
+/// An element in memory: storage and offset.
 using Element = std::pair<const void*, std::int64_t>;
 
 // Note [Step counts in one buffer]
-// The step counts of a device are elements of buffers of ours, so that a kernel that grows all of
-// them touches few lines of memory. A count that lies in one stays there when parameters join: a
-// captured graph goes on growing the elements that it saw. A buffer has one element more than it
-// needs, which tells it from a tensor that a checkpoint brought.
+// A device's step counts are elements of buffers that torchfuse allocates, so that the kernel that
+// increments all counts touches few cache lines. A count in such a buffer stays there when
+// parameters join, because a captured graph keeps incrementing the captured elements. A buffer has
+// one element more than needed, which distinguishes the buffer from a tensor that a checkpoint
+// provided.
 
-/// Whether the step is an element of a buffer, and of no other step in `taken`.
+/// Returns whether the step is an element of such a buffer, and not the element of another step in
+/// `taken`.
 bool is_own_element(const at::Tensor& step, const c10::Device& device, std::set<Element>& taken) {
   if (!step.defined() || step.device() != device || step.scalar_type() != at::kFloat ||
       step.dim() != 0 || !step.has_storage() || step.storage().nbytes() <= sizeof(float)) {
@@ -47,7 +49,7 @@ std::vector<at::Tensor> step_views(const std::vector<at::Tensor>& params,
   }
   for (const auto& [name, members] : others) {
     const c10::Device device(name);
-    // On the device from the start: a copy from or to the host would make it wait.
+    // Created on the device, because a copy from or to the host would synchronize.
     const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
     const at::Tensor buffer = at::zeros({static_cast<std::int64_t>(members.size()) + 1}, options);
     for (std::size_t k = 0; k < members.size(); ++k) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Memory that lives longer than a step.
+// Memory that outlives a step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,12 @@
 
 namespace torchfuse::ops {
 
-/// Doubles on one device, kept between steps. They grow and never shrink. A captured graph goes on
-/// writing to the addresses that it saw, so memory that a capture used outlives a larger one.
+/// Doubles on one device, kept between steps. The memory grows and never shrinks. A captured graph
+/// keeps writing to the captured addresses, so memory that a capture used is kept when the
+/// workspace grows.
 class Workspace {
  public:
-  /// At least `doubles` of them, with any values.
+  /// Provides at least `doubles` doubles with arbitrary values.
   void reserve(std::int64_t doubles, const c10::Device& device);
 
   double* data() const { return memory_.mutable_data_ptr<double>(); }

@@ -43,14 +43,15 @@ void Arrivals::reserve(std::int64_t count, const c10::Device& device) {
 
 namespace {
 
-/// A device and a stream of it.
+/// A device and one of its streams.
 using Place = std::pair<c10::DeviceIndex, kernels::Stream>;
 
-constexpr std::int64_t kLeast = 2048;  ///< counters of a stream or a capture
+constexpr std::int64_t kLeast = 2048;  ///< minimum number of counters per stream or capture
 constexpr std::int64_t kReserved = 128 * kLeast;
 
-/// Counters of a device for captures. They are cleared once, outside of any: a clearing of the
-/// capture's own would be part of every replay. What a capture has taken remains its graph's.
+/// A device's counters for captures. They are cleared once, outside any capture, because a captured
+/// clearing would be part of every replay. Counters that a capture has taken stay with the
+/// capture's graph.
 struct Reserve {
   at::Tensor counters;
   std::int64_t taken = 0;
@@ -69,14 +70,15 @@ struct AllArrivals {
   std::map<c10::DeviceIndex, Reserve> reserves;
 };
 
-/// Never destroyed: the device may be gone by then.
+/// Never destroyed, because the device may already be shut down at process exit.
 AllArrivals& all_arrivals() {
   static auto* const all = new AllArrivals();
   return *all;
 }
 
-/// Whatever comes on the device's current stream finds the reserve cleared. A replay does too: it
-/// follows eager steps of the program, whose stream came here.
+/// Orders the device's current stream after the clearing of the reserve, which the first call
+/// allocates. Replays also find the reserve cleared: before them the program runs eager steps, and
+/// these call this function on their stream.
 void clear_reserve(Reserve& reserve, const c10::Device& device) {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (reserve.counters.defined()) {
@@ -87,7 +89,8 @@ void clear_reserve(Reserve& reserve, const c10::Device& device) {
   reserve.cleared.record(stream);
 }
 
-/// Those of a capture on one of its streams; of its own if the reserve is not there or used up.
+/// Returns counters for one of a capture's streams. If the reserve does not exist or is used up,
+/// the counters are allocated and cleared in the capture.
 at::Tensor of_capture(AllArrivals& all, const c10::Device& device, kernels::Stream stream,
                       std::uint64_t capture, std::int64_t count) {
   OfCapture& known = all.of_captures[{device.index(), stream}];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Counters of the blocks that have arrived, which kernels take as zero and leave as zero, so that
-// they are cleared once.
+// Counters of arrived blocks. Kernels expect zeros and leave zeros, so the counters are cleared
+// only once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,15 @@
 
 namespace torchfuse::ops {
 
-/// Those of one caller on one device, kept between its launches.
+/// One caller's arrival counters on one device, kept between launches.
 class Arrivals {
  public:
-  /// At least `count` of them. A capture that needs more than there are gets its own, which every
-  /// replay clears: outside of it nothing has.
+  /// Provides at least `count` counters. If a capture needs more counters than are kept, the
+  /// capture gets separate counters. Every replay clears them, because nothing outside the graph
+  /// has.
   void reserve(std::int64_t count, const c10::Device& device);
 
-  /// To be called when a launch has failed: nobody knows what they are now.
+  /// Must be called when a launch has failed, because the counters' values are then unknown.
   void forget();
 
   std::uint32_t* data() const { return static_cast<std::uint32_t*>(reserved_.mutable_data_ptr()); }
@@ -29,17 +30,18 @@ class Arrivals {
   void put_away();
 
   at::Tensor kept_;
-  at::Tensor reserved_;    ///< kept_, or those of a capture
+  at::Tensor reserved_;    ///< kept_, or a capture's counters
   bool captured_ = false;  ///< whether a capture has used kept_
   std::vector<at::Tensor> seen_by_captures_;
 };
 
-/// Those of whoever launches on a stream, whose launches do not overlap: one set for each. A graph
-/// that is being captured may run on any stream, and gets counters of its own, for each stream of
-/// the capture. They are cleared in advance, as long as the reserve for captures lasts.
+/// Returns the stream's arrival counters, zeroed. Launches on one stream do not overlap, so one set
+/// per stream is enough. A captured graph may be replayed on any stream, so each stream of a
+/// capture gets separate counters. They are cleared in advance, as long as the reserve for captures
+/// lasts.
 at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, std::int64_t count);
 
-/// To be called when a launch on the stream has failed.
+/// Must be called when a launch on the stream has failed.
 void forget_arrivals(const c10::Device& device, kernels::Stream stream);
 
 }  // namespace torchfuse::ops

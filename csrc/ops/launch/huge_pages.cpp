@@ -23,7 +23,7 @@ void ask_for_huge_pages(const at::Tensor& tensor) {
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
   const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
   const std::uintptr_t end = (begin + tensor.nbytes()) / kPage * kPage;
-  // Advice: systems without huge pages say no, and nothing is lost.
+  // madvise() is only advice, so errors on systems without huge pages are ignored.
   static_cast<void>(madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE));
 #else
   static_cast<void>(tensor);

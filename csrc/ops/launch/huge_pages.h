@@ -6,10 +6,10 @@
 namespace torchfuse::ops {
 
 // Note [Huge pages]
-// A large tensor is fresh memory of the system every time, and its first write takes a fault for
-// each 4 KB: as long as all the arithmetic of a pass. Where the system hands out huge pages to
-// those who ask, asking costs nothing and leaves one fault in 512. (torch's allocator does so for
-// all tensors under THP_MEM_ALLOC_ENABLE=1.)
+// The system provides a large tensor's memory anew every time. The first write faults once for
+// every 4 KB, which takes as long as all the arithmetic of a pass. On systems that provide huge
+// pages on request, the request costs nothing and leaves one fault in 512. (torch's allocator makes
+// this request for all tensors with THP_MEM_ALLOC_ENABLE=1.)
 void ask_for_huge_pages(const at::Tensor& tensor);
 
 }  // namespace torchfuse::ops

@@ -12,10 +12,11 @@ namespace torchfuse::ops {
 
 namespace {
 
-/// Shorter lists take two launches of each kind at most, or three.
+/// Minimum number of rows in a kept table. Shorter lists need at most two or three launches of each
+/// kind.
 constexpr std::int64_t kLeastRows = 1024;
 
-/// A copy on the device, for which the host does not wait.
+/// Returns a copy on the device, without synchronizing the host.
 template <class T>
 at::Tensor uploaded(const std::vector<T>& values, const c10::Device& device) {
   const std::size_t bytes = values.size() * sizeof(T);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rows that a step finds on the device, because they are those of the step before.
+// Device tables of rows that have not changed since the previous step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace torchfuse::ops {
 
-/// A device table and its memory.
+/// A device table and the memory that the table points to.
 class UploadedTable {
  public:
   UploadedTable(const c10::Device& device, kernels::HostTable contents);
@@ -30,32 +30,33 @@ class UploadedTable {
   kernels::DeviceTable table_;
 };
 
-/// The device tables of a list that changes little from step to step: see Note [Device tables].
+/// The device tables of a list that rarely changes between steps: see Note [Device tables].
 ///
-/// Rows are uploaded when a second step in sequence has them, so a list that never stays the same
-/// is never uploaded, and nor is that of an op, which has one step. Tables belong to the stream on
-/// which they were uploaded: there the upload comes before the steps that read it, and whatever
-/// reuses the memory comes behind. A step on another stream finds none. Nor does a capture, whose
-/// graph would read them for ever.
+/// Rows are uploaded when a second consecutive step uses them. A list that changes in every step is
+/// therefore never uploaded, and neither is an op's list, because an op runs one step. Tables
+/// belong to the stream on which they were uploaded. On that stream, the upload precedes the steps
+/// that read the tables, and any reuse of the memory comes after these steps. A step on another
+/// stream gets no tables. A capture gets no tables either, because every replay would read them.
 class KeptTables {
  public:
-  /// Compares the list with that of the last step; before every step, with the device set.
+  /// Compares the list with the previous step's list. Must be called before every step, with the
+  /// device set.
   void follow(const c10::Device& device, const kernels::TensorTable& tensors,
               const std::vector<std::int64_t>& chunk_offsets, std::int64_t norm_chunk);
 
-  /// Null: the step's launches carry their rows by value.
+  /// The device tables, or null if the step's launches pass their rows by value.
   const kernels::DeviceTable* for_norm() const { return of_step_ ? norm_->get() : nullptr; }
   const kernels::DeviceTable* for_update() const { return of_step_ ? update_->get() : nullptr; }
 
  private:
   bool same(const kernels::TensorTable& tensors, std::int64_t norm_chunk) const;
 
-  std::vector<kernels::TensorRow> rows_;  ///< of the last step that was not captured
+  std::vector<kernels::TensorRow> rows_;  ///< rows of the last step that was not captured
   std::int64_t norm_chunk_ = 0;
   kernels::Stream stream_{};
   std::optional<UploadedTable> norm_;
   std::optional<UploadedTable> update_;
-  bool of_step_ = false;  ///< whether this step may use them
+  bool of_step_ = false;  ///< whether this step may use the tables
 };
 
 }  // namespace torchfuse::ops

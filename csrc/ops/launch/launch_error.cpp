@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a failed launch becomes. Nothing here is asked before a launch has failed: a card without
-// code of its own may still run another's, or PTX, and only the driver knows.
+// Error messages for failed launches. Nothing is queried before a launch fails, because a GPU for
+// which nothing was compiled may still run another GPU's code or PTX, and only the driver knows.
 #include <c10/util/Exception.h>
 
 #include <string>
@@ -16,30 +16,31 @@ namespace torchfuse::ops {
 #if defined(TORCHFUSE_WITH_CUDA)
 namespace {
 
-/// Kernels take up to 32 KB of arguments, and hand over with acquire and release.
+/// Kernels use up to 32 KB of arguments, and acquire and release operations.
 constexpr int kOldestCapability = 70;
-/// CUDA 13 compiles for no older one.
+/// Oldest compute capability that CUDA 13 supports.
 constexpr int kOldestOfCuda13 = 75;
 
 std::string name_of_capability(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-/// What to do about a card for which nothing was compiled.
+/// Returns a remedy for a GPU for which nothing was compiled.
 std::string remedy_for(int capability) {
-  if (capability < kOldestCapability) return "Use a GPU of 7.0 or later, or the CPU.";
+  if (capability < kOldestCapability)
+    return "Use a GPU of compute capability 7.0 or later, or the CPU.";
   const std::string list =
       name_of_capability(capability) + " pip install --no-cache-dir --force-reinstall --no-deps .";
   if (kernels::compiled_with_cuda() >= 13 && capability < kOldestOfCuda13) {
-    return "Build it again for this one, with CUDA 12 and a torch for it, because CUDA 13 begins "
-           "at "
-           "7.5: TORCH_CUDA_ARCH_LIST=" +
+    return "Rebuild torchfuse for this GPU with CUDA 12 and a matching torch, because CUDA 13 "
+           "supports only 7.5 and later: TORCH_CUDA_ARCH_LIST=" +
            list;
   }
-  return "Build it again for this one: TORCH_CUDA_ARCH_LIST=" + list;
+  return "Rebuild torchfuse for this GPU: TORCH_CUDA_ARCH_LIST=" + list;
 }
 
-/// The current device and its remedy; empty where it cannot be asked.
+/// Returns the current device's name and remedy, or an empty string if the device cannot be
+/// queried.
 std::string want_of_code() {
   const kernels::DeviceName card = kernels::current_device_name();
   if (card.capability == 0) return "";

@@ -20,7 +20,8 @@ constexpr const char* kLayerNormForward = "layer_norm_forward";
 
 using ForwardResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// Uninitialized: output, mean and rstd; no mean for RMS normalization. Sizes may be symbolic.
+/// Returns uninitialized output, mean and rstd. RMS normalization has no mean. Sizes may be
+/// symbolic.
 ForwardResults empty_forward_results(const at::Tensor& input, std::int64_t normalized_dims,
                                      bool rms, std::optional<at::ScalarType> dtype) {
   const auto leading =

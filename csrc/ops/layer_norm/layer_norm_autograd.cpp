@@ -19,7 +19,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// What a call consists of beside its tensors.
+/// A call's arguments other than tensors.
 struct LayerNormCall {
   std::int64_t normalized_dims = 1;
   double eps = 1e-5;
@@ -39,7 +39,7 @@ void check_layer_norm(const at::Tensor& input, const OptionalTensor& weight,
   if (bias) ops::check_columns({caller, "bias"}, *bias, input, call.normalized_dims);
 }
 
-/// The layer in torch's operators.
+/// Computes the layer with torch's operators.
 at::Tensor composite(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                      const LayerNormCall& call) {
   const at::ScalarType compute = ops::compute_type(input.scalar_type());
@@ -88,8 +88,8 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
     if (at::GradMode::is_enabled()) {
       TORCH_CHECK(!call.memory_efficient, call.caller,
                   ": expected memory_efficient to be false for gradients of gradients, got true. "
-                  "The input was not kept.");
-      // Those of the composite, evaluated once more.
+                  "This mode does not save the input.");
+      // Evaluate the composite again, and return its gradients.
       return ops::differentiable_grads(composite(saved[0], saved[1], saved[2], call), saved, mask,
                                        grad_output);
     }

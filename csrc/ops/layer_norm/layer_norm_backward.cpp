@@ -22,7 +22,8 @@ using BackwardResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr const char* kLayerNormBackward = "layer_norm_backward";
 
-/// Uninitialized; undefined where not wanted. `dtype` is the input's: none, that of the source.
+/// Returns uninitialized gradients; unwanted gradients are undefined. `dtype` is the input's dtype,
+/// by default the source's.
 BackwardResults empty_backward_results(const at::Tensor& source, const OptionalTensor& weight,
                                        const OptionalTensor& bias,
                                        std::optional<at::ScalarType> dtype,
@@ -43,7 +44,8 @@ kernels::ChannelOutput layer_norm_columns_output(const char* name, const at::Ten
   return {vector.mutable_data_ptr(), ops::dtype_of({kLayerNormBackward, name}, vector)};
 }
 
-/// The tensor whose elements x_hat is computed from, and the gradient of the output, in one layout.
+/// Checks and describes the source, from which x_hat is computed, and the output's gradient. Both
+/// have one layout.
 kernels::LayerNormShape backward_shape(const ops::MatrixInput& grad, const ops::MatrixInput& source,
                                        bool from_output, bool rms, at::ScalarType input) {
   const at::ScalarType output = grad.tensor().scalar_type();
@@ -112,7 +114,8 @@ BackwardResults layer_norm_backward_impl(const at::Tensor& grad_output,
   args.bias = source.columns_input("bias", bias, bias_holder);
   if (!rms && !from_output) {
     if (!mean)
-      ops::fail({kLayerNormBackward, "mean"}, "be a tensor without rms and from_output", "none");
+      ops::fail({kLayerNormBackward, "mean"}, "be a tensor unless rms or from_output is set",
+                "none");
     args.mean = source.statistics("mean", *mean);
   }
   args.rstd = source.statistics("rstd", rstd);

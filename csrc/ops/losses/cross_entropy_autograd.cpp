@@ -45,7 +45,7 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
   }
 
  private:
-  /// A gradient that can be differentiated again, in torch's operators.
+  /// Computes a gradient that can be differentiated again, with torch's operators.
   static at::Tensor differentiable(const at::Tensor& grad_losses, const at::Tensor& logits,
                                    const at::Tensor& labels, double smoothing,
                                    std::optional<std::int64_t> ignore_index) {
@@ -67,7 +67,8 @@ class SoftmaxCrossEntropy : public torch::autograd::Function<SoftmaxCrossEntropy
 at::Tensor softmax_cross_entropy_impl(const at::Tensor& logits, const at::Tensor& labels,
                                       double smoothing, std::optional<std::int64_t> ignore_index,
                                       std::optional<at::ScalarType> dtype) {
-  // As torch's under autocast. A scaled gradient of 16-bit losses would overflow.
+  // Return fp32 losses under autocast, as torch does. A scaled gradient of 16-bit losses would
+  // overflow.
   const bool narrow = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
   const c10::DeviceType device = logits.device().type();
   if (!dtype && narrow && at::autocast::is_autocast_available(device) &&

@@ -25,7 +25,8 @@ void check_smoothing(const char* op, double smoothing) {
   ops::fail({op, "smoothing"}, "be from 0 to 1", c10::str(smoothing));
 }
 
-/// On the CPU, where it costs nothing next to the logits: every label is a class, or ignored.
+/// Checks that every label is a class or ignored. Used only on the CPU, where the check is cheap
+/// compared with reading the logits.
 void check_label_values(const char* op, const at::Tensor& labels, std::int64_t classes,
                         std::optional<std::int64_t> ignored) {
   const auto* values = labels.const_data_ptr<std::int64_t>();

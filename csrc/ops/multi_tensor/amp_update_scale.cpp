@@ -20,12 +20,12 @@ constexpr const char* kUpdateScale = "amp_update_scale_";
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Memory that the update writes as whole structs.
+/// Checks memory that the update writes as an array of structs.
 void check_records(const ops::Argument& argument, const at::Tensor& tensor, at::ScalarType dtype,
                    bool fits, const char* shape, const at::Device& device) {
   if (!fits || tensor.scalar_type() != dtype || !tensor.is_contiguous()) {
     ops::fail(argument, c10::str("be a contiguous tensor of shape ", shape, " and dtype ", dtype),
-              c10::str("one of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type()));
+              c10::str("a tensor of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type()));
   }
   ops::check_same_device(argument, tensor, device, "scale");
 }

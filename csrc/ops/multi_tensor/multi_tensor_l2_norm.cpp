@@ -21,7 +21,7 @@ constexpr const char* kL2Norm = "multi_tensor_l2_norm";
 
 using NormAndFlag = std::tuple<at::Tensor, at::Tensor>;
 
-/// The prologue also serves here: its scalars hold the norm, and it raises the flag.
+/// Runs the step's prologue, whose scalars contain the norm and which sets the flag.
 void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) {
   if (device.is_cpu()) return kernels::prologue_cpu(args);
 #if defined(TORCHFUSE_WITH_CUDA)
@@ -29,7 +29,7 @@ void run_prologue(const c10::Device& device, const kernels::PrologueArgs& args) 
 #endif
 }
 
-/// Writes the sums that the prologue adds; `partials` is memory for those of a CUDA device.
+/// Writes the sums that the prologue adds. `partials` is memory for a CUDA device's partials.
 void sum_bucket(const ops::Bucket& bucket, kernels::NormPartial* sums,
                 [[maybe_unused]] kernels::NormPartial* partials) {
   const c10::Device& device = bucket.key.device;

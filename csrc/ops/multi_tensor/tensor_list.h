@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Buckets from one list of tensors, for the ops that read or scale gradients.
+// Builds buckets from one list of tensors, for the ops that read or scale gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,16 +12,15 @@
 
 namespace torchfuse::ops {
 
-/// The tensors of one list argument as rows whose `grad` is the tensor. All must be on one
-/// device. Tensors that do not fill their memory one to one, or are lazily negated, are represented
-/// by contiguous copies.
+/// One list argument's tensors as rows whose `grad` is the tensor. All tensors must be on one
+/// device. Contiguous copies represent tensors with gaps or overlap, and lazily negated tensors.
 class TensorList {
  public:
   TensorList(const char* op, const char* name, at::TensorList tensors);
 
   const c10::Device& device() const { return device_; }
   std::vector<Bucket>& buckets() { return buckets_.all(); }
-  /// Copies results back into the tensors that were represented by copies.
+  /// Copies results back into the tensors that copies represented.
   void copy_back();
 
  private:

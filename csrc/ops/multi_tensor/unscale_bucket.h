@@ -7,8 +7,8 @@
 
 namespace torchfuse::ops {
 
-/// Multiplies the gradients of a bucket by `inv_scale` in place; sets `found_inf` to 1 if an
-/// element was not finite. Both are 1-element fp32 tensors on the bucket's device.
+/// Multiplies a bucket's gradients by `inv_scale` in place, and sets `found_inf` to 1 if an element
+/// was not finite. `inv_scale` and `found_inf` are 1-element fp32 tensors on the bucket's device.
 void unscale_bucket(const char* op, const Bucket& bucket, const c10::Device& device,
                     const at::Tensor& found_inf, const at::Tensor& inv_scale);
 

@@ -59,10 +59,10 @@ def compiled_for() -> str:
 
 AGAIN = " pip install --no-cache-dir --force-reinstall --no-deps ."
 REMEDIES = {
-    75: f"Build it again for this one: TORCH_CUDA_ARCH_LIST=7.5{AGAIN}",
-    70: "Build it again for this one, with CUDA 12 and a torch for it, because CUDA 13 begins at "
-    f"7.5: TORCH_CUDA_ARCH_LIST=7.0{AGAIN}",
-    61: "Use a GPU of 7.0 or later, or the CPU.",
+    75: f"Rebuild torchfuse for this GPU: TORCH_CUDA_ARCH_LIST=7.5{AGAIN}",
+    70: "Rebuild torchfuse for this GPU with CUDA 12 and a matching torch, because CUDA 13 "
+    f"supports only 7.5 and later: TORCH_CUDA_ARCH_LIST=7.0{AGAIN}",
+    61: "Use a GPU of compute capability 7.0 or later, or the CPU.",
 }
 
 

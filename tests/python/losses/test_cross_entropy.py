@@ -106,7 +106,7 @@ def test_gradients_from_the_rounded_sum_alone_are_apexs() -> None:
     with pytest.raises(
         RuntimeError,
         match=r"softmax_cross_entropy_backward: expected rest to be a contiguous Float tensor of "
-        r"1 elements, got Double of shape \[1\]\. Pass what the forward pass returned\.",
+        r"1 elements, got Double of shape \[1\]\. Pass the forward pass's result unchanged\.",
     ):
         backward(torch.ones(1), logits, log_sum_exp, labels, rest=rest.double())
 

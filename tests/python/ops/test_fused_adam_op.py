@@ -182,7 +182,10 @@ def test_a_meta_tensor_among_others_is_refused(name: str) -> None:
         arguments[name] = [t.to("meta") for t in arguments[name]]
     else:
         extra[name] = torch.zeros((), device="meta")
-    message = r"fused_adam_: expected params\[0\] to be on the meta device as others are, got cpu"
+    message = (
+        r"fused_adam_: expected params\[0\] to be on the meta device like the other arguments, "
+        "got cpu"
+    )
     with pytest.raises(RuntimeError, match=message):
         call(arguments, **extra)
     assert all(torch.equal(p, old) for p, old in zip(arguments["params"], before, strict=True))

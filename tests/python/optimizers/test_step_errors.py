@@ -111,7 +111,7 @@ def reshape_param(optimizer: FusedAdam, params: list[Any]) -> None:
     [
         (replace_grad(lambda g: g.to_sparse()), f"grad of {PLACE} to be dense, got .*Spa"),
         (replace_grad(lambda g: g.to(torch.complex64)), f"grad of {PLACE} to be of"),
-        (overlap, f"grad of {PLACE} to have memory of its own"),
+        (overlap, f"grad of {PLACE} to have separate memory"),
         (convert_param, f"exp_avg of {PLACE} to be of"),
         (reshape_param, rf"\w+ of {PLACE} to have the sizes of"),
         (replace_state("exp_avg", lambda s: s[:1]), f"exp_avg of {PLACE} to have the sizes"),

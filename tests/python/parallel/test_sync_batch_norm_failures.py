@@ -128,7 +128,11 @@ STOPPED = partial(_is_lost, 1, signal.SIGSTOP)
         (KILLED, 2, "There is no sign of rank 2 of the group: ended, stopped"),
         (_ends_before_backward, 2, "There is no sign of rank 2 of the group: ended, stopped"),
         (STOPPED, 1, "There is no sign of rank 1 of the group: ended, stopped"),
-        (_stops_with_the_store, 0, "The group's store does not answer either"),
+        (
+            _stops_with_the_store,
+            0,
+            "The group's store, which rank 0 or the launcher hosts, does not answer",
+        ),
     ],
 )
 def test_a_lost_rank_is_an_error_in_the_others(

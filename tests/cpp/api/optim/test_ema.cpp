@@ -145,8 +145,8 @@ TEST(SwapEma, WhatDoesNotFitOrCannotBeWrittenIsRefusedBeforeItWrites) {
           "back first.",
           torch::zeros({2}, torch::kBFloat16));
   refused(torch::ones({2}), inference,
-          "ema to be a tensor that can be written, got one made in inference mode. Make it, or "
-          "clone it, outside of inference mode.");
+          "ema to be a tensor that can be written, got one made in inference mode. Create or "
+          "clone the tensor outside inference mode.");
   refused(torch::ones({2}), torch::zeros({1}).expand({2}),
           "ema to have memory for each of its elements");
   refused(inference, zeros, "param to be a tensor that");

@@ -170,7 +170,7 @@ TEST(FusedStep, RefusesGradientsThatOverlapBeforeItWritesThemBack) {
   options.write_back_grads = true;
   const at::Tensor before = first.detach().clone();
   expect_error([&] { step.step(slots, {kGroup}, options); },
-               "expected grad of params[0] of group 0 to have memory of its own for every "
+               "expected grad of params[0] of group 0 to have separate memory for every "
                "element with write_back_grads, got strides [0]");
   EXPECT_TRUE(torch::equal(first, before));
   EXPECT_EQ(slots[0].step.item<float>(), 0.0f);
