@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The loss scale's update, one thread. See functors/scale_update.h.
+// Updates the loss scale, on one thread. See functors/scale_update.h.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace torchfuse::kernels {
 struct UpdateScaleArgs {
   float* scale = nullptr;
   std::int32_t* growth_tracker = nullptr;
-  std::int32_t* hysteresis_tracker = nullptr;  ///< null: hysteresis is off (1)
+  std::int32_t* hysteresis_tracker = nullptr;  ///< null: no hysteresis (1)
   const float* found_inf = nullptr;
   ScaleUpdateParams params;
-  ScaleCounts* counts = nullptr;  ///< null: nothing is counted
-  /// A ring of the last updates; only with counts, which say where it begins.
+  ScaleCounts* counts = nullptr;  ///< null: updates are not counted
+  /// Ring buffer of the last updates. Requires `counts`, which determines where the ring begins.
   ScaleRecord* history = nullptr;
   std::int64_t history_size = 0;
 };
 
-/// The whole update, on the host or on one thread of the device.
+/// Runs the update, on the host or on one device thread.
 TORCHFUSE_HOST_DEVICE void update_scale(const UpdateScaleArgs& args) {
   const float found_inf = *args.found_inf;
   if (args.counts != nullptr) {
@@ -31,7 +31,7 @@ TORCHFUSE_HOST_DEVICE void update_scale(const UpdateScaleArgs& args) {
     const ScaleRecord record = count_update(*args.counts, *args.scale, found_inf);
     if (args.history_size > 0) args.history[row] = record;
   }
-  // Without a tracker there is one unit of hysteresis: every overflow backs off.
+  // Without a tracker, hysteresis is 1: every overflow backs off.
   const std::int32_t hysteresis = args.hysteresis_tracker == nullptr ? 1 : *args.hysteresis_tracker;
   const ScaleState state =
       update_scale({*args.scale, *args.growth_tracker, hysteresis}, found_inf, args.params);

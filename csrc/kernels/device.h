@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the layers above ask the CUDA runtime. They have none of their own: all of its calls come
-// from this library, so that a process has one copy of it beside torch's. Only in builds with CUDA.
+// CUDA runtime queries for the layers above, in builds with CUDA. All CUDA runtime calls come from
+// this library, so that a process has only one copy of the runtime besides torch's.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ namespace torchfuse::kernels {
 /// Stores the number of multiprocessors of a device.
 Status multiprocessor_count(int device, int* count);
 
-/// Stores the id of the capture that records what is enqueued on a stream of the current device; 0
-/// if none does.
+/// Stores the id of the capture that records the work on a stream of the current device, or 0 if no
+/// capture does.
 Status capture_id(Stream stream, std::uint64_t* id);
 
-/// The current device, with fields of zero where it cannot be asked.
+/// The current device. Fields are zero if the device cannot be queried.
 struct DeviceName {
   int index = 0;
   int capability = 0;  ///< 90 for 9.0
@@ -25,14 +25,17 @@ struct DeviceName {
 };
 DeviceName current_device_name();
 
-/// The runtime's name of a Status::error, as "cudaErrorInvalidValue", and its sentence.
+/// The runtime's name for a Status::error, for example "cudaErrorInvalidValue", and its
+/// description.
 const char* error_name(int error);
 const char* error_text(int error);
 
-/// Whether an error says that a device has no machine code in this library, nor PTX for it.
+/// Returns whether the error means that this library contains neither machine code nor PTX for the
+/// device.
 bool is_for_want_of_code(int error);
 
-/// What the kernels were compiled for, as "8.0, 9.0+PTX", and the major version of the compiler.
+/// The compute capabilities for which the kernels were compiled, for example "8.0, 9.0+PTX", and
+/// the compiler's major version.
 const char* compiled_capabilities();
 int compiled_with_cuda();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Entry points of every elementwise optimizer: K2 of the step, one pass over all tensors.
+// Entry points of every elementwise optimizer: K2, the step's single pass over all tensors.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,22 @@
 
 namespace torchfuse::kernels {
 
-/// A functor whose update takes norms of whole tensors in. See kernels/layerwise_optimizer.h.
+/// A functor whose update uses norms of entire tensors. See kernels/layerwise_optimizer.h.
 template <class Functor>
 concept Layerwise = requires { Functor::kNumNorms; };
 
-/// Whether the states move before the update, which then reads them and no gradient.
+/// Whether the measure phase updates the states. The update then reads the states and no gradient.
 template <class Functor>
 constexpr bool kStatesInMeasure = false;
 template <Layerwise Functor>
 constexpr bool kStatesInMeasure<Functor> = Functor::kStatesInMeasure;
 
-/// A functor whose states may begin later than the parameter's steps, and that counts from there.
+/// A functor whose states may begin later than the parameter's step count, and which counts steps
+/// from there.
 template <class Functor>
 concept CountsFromStart = requires { Functor::kCountsFromStart; };
 
-/// The count that a functor is given.
+/// Returns the step count that a functor uses.
 template <class Functor>
 TORCHFUSE_HOST_DEVICE double own_step(float step, [[maybe_unused]] const float* start) {
   if constexpr (CountsFromStart<Functor>) {
@@ -42,22 +43,22 @@ struct UpdateArgs {
   std::int32_t num_groups = 0;
   const StepScalars* scalars = nullptr;  ///< on the tensors' device
   bool write_back_grads = false;         ///< store grad * grad_coef
-  /// CUDA: walk from the last tensor to the first, and in each from its last chunk to its first.
-  /// The results are the same bits.
+  /// CUDA only: process tensors from last to first, and each tensor's chunks from last to first.
+  /// Results are bit-identical.
   bool from_the_end = false;
-  /// Layerwise: kNumNorms for each tensor, on the tensors' device.
+  /// Layerwise: kNumNorms norms per tensor, on the tensors' device.
   const double* norms = nullptr;
 };
 
 /// Updates the flattened elements [begin, end) of the table. Ranges may be split anywhere and run
-/// on any thread: the result does not depend on it. Does nothing when scalars->skip is set. 16-bit
-/// and fp32 storage may be mixed freely; fp64 parameters need fp64 gradients and states, and 16-bit
-/// ones alone may have masters, bf16 ones remainders.
+/// on any thread without changing the result. Does nothing if scalars->skip is set. 16-bit and fp32
+/// storage may be mixed freely. fp64 parameters need fp64 gradients and states. Only 16-bit
+/// parameters may have masters, and only bf16 parameters remainders.
 template <class Functor>
 void fused_update_cpu(CpuIsa isa, const UpdateArgs<Functor>& args, std::int64_t begin,
                       std::int64_t end);
 
-/// Enqueues the update of the whole table; reads the host arrays before it returns.
+/// Enqueues the update of all tensors in the table. Reads the host arrays before returning.
 template <class Functor>
 Status fused_update_cuda(const UpdateArgs<Functor>& args, Stream stream);
 

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What comes before the update of a layerwise optimizer: norms of whole tensors.
+// The phases before a layerwise optimizer's update: norms of entire tensors.
 //
 // Note [Layerwise optimizers]
-// LAMB, LARS and NovoGrad scale the update of a tensor by norms over all its elements. Their step
-// has two more phases between prologue and update:
+// LAMB, LARS and NovoGrad scale a tensor's update by norms over all its elements. Their step has
+// two additional phases between prologue and update:
 //
 //   measure   one pass over the elements: each chunk of kNormChunk elements gives one partial per
 //             norm. The functor's `measure` says which values are squared and summed.
-//   norms     per tensor: its partials are summed in order, and what the functor tracks of a whole
-//             tensor moves (NovoGrad's running norm).
-//   update    as for every optimizer; the tensor's coefficients take the norms in by
-//             `apply_norms`. Tensors share what is prepared, so it overwrites what it left there.
+//   norms     per tensor: the partials are summed in order, and the functor's state per tensor is
+//             updated (NovoGrad's running norm).
+//   update    as for every optimizer, after `apply_norms` has put the norms into the coefficients.
+//             Tensors share prepared coefficients, so `apply_norms` overwrites its former results.
 //
-// Of a tensor that is split over processes each holds a part. There the norms phase runs twice:
-// first it stops at the sums; when these are summed over the processes, they are the only partial
-// of each tensor.
+// If a tensor is sharded over processes, each process has only a shard. The norms phase then runs
+// twice. The first run only writes the sums. After a reduction over the processes, each tensor's
+// sums are the tensor's only partial in the second run.
 //
-// A functor with kStatesInMeasure moves its states before it measures, in `move`, because the
-// measured values depend on them; its update only reads them, and no gradient. States are rounded
-// to their storage in between: the norm is that of the change which the update will make.
+// A functor with kStatesInMeasure updates the states in `move` before measuring, because the
+// measured values depend on the states. Its update then only reads the states, and no gradient. The
+// new states are rounded to storage before they are measured, so that the norm describes the change
+// which the update will make.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +34,10 @@
 
 namespace torchfuse::kernels {
 
-/// What one chunk contributes to one norm of its tensor.
+/// One chunk's contribution to one of the tensor's norms.
 struct MeasurePartial {
   NormPartial sums;
-  double largest;  ///< magnitude
+  double largest;  ///< largest magnitude
 };
 
 TORCHFUSE_HOST_DEVICE MeasurePartial operator+(const MeasurePartial& a, const MeasurePartial& b) {
@@ -45,13 +46,14 @@ TORCHFUSE_HOST_DEVICE MeasurePartial operator+(const MeasurePartial& a, const Me
 
 template <class Functor>
 struct MeasureArgs {
-  UpdateArgs<Functor> update;                   ///< its `norms` are what this phase writes
-  const std::int64_t* chunk_offsets = nullptr;  ///< first chunk of each tensor: as in L2NormArgs
-  /// On the tensors' device: kNumNorms for each of chunk_offsets[count] chunks, all written.
+  UpdateArgs<Functor> update;                   ///< `update.norms` are this phase's result
+  const std::int64_t* chunk_offsets = nullptr;  ///< each tensor's first chunk, as in L2NormArgs
+  /// On the tensors' device: kNumNorms partials for each of chunk_offsets[count] chunks, all
+  /// written.
   MeasurePartial* partials = nullptr;
-  double* norms = nullptr;  ///< on the tensors' device: kNumNorms for each tensor
-  /// Where the norms phase writes the sums of each tensor's partials, kNumNorms for each tensor,
-  /// instead of what follows from them; null: it finishes the norms.
+  double* norms = nullptr;  ///< on the tensors' device: kNumNorms per tensor
+  /// If not null, the norms phase only writes each tensor's sums of partials here, kNumNorms per
+  /// tensor, and does not finish the norms.
   MeasurePartial* sums = nullptr;
   std::int64_t chunk = kNormChunk;  ///< as in L2NormArgs
 };
@@ -61,20 +63,20 @@ template <class Functor>
 void fused_measure_cpu(CpuIsa isa, const MeasureArgs<Functor>& args, std::int64_t begin,
                        std::int64_t end);
 
-/// The norms of the tensors [begin, end), once all their chunks are measured; or their sums.
+/// Computes the norms of tensors [begin, end), or their sums, after all chunks have been measured.
 template <class Functor>
 void tensor_norms(const MeasureArgs<Functor>& args, std::int64_t begin, std::int64_t end);
 
-/// Enqueues both phases for the whole table; reads the host arrays before it returns.
+/// Enqueues both phases for all tensors in the table. Reads the host arrays before returning.
 template <class Functor>
 Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream);
 
-/// Enqueues the norms phase alone.
+/// Enqueues only the norms phase.
 template <class Functor>
 Status tensor_norms_cuda(const MeasureArgs<Functor>& args, Stream stream);
 
-/// The norms of one tensor from its sums, and what the functor tracks of it. `tensor_state` points
-/// to one T, or is null.
+/// Computes one tensor's norms from its sums, and updates the state that the functor tracks per
+/// tensor. `tensor_state` points to one T, or is null.
 template <class Functor, class T>
 TORCHFUSE_HOST_DEVICE void finish_norms(const typename Functor::Params& params, double step,
                                         const MeasurePartial* sums, void* tensor_state,

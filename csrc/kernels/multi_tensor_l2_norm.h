@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// K1 of the step: one read of all gradients gives the sum of squares and the non-finite flag.
+// K1 of the step: computes the sum of squares and the non-finite flag in one read of all gradients.
 //
 // Note [Bundles of partials]
-// A model of 1.5 billion parameters has 92,000 partials: 2 MB, which one block of a GPU would read
-// for 50 us and more, while all others wait. There the partials of a list are added in two tiers.
-// Places 0 to 31 are the first bundle, places 32 to 63 the second, and so on. The team that
-// writes the last partial of a bundle adds the bundle, and the block that adds the last bundle has
-// the sums of all of them to add. Which team that is depends on time; which numbers are added in
-// which order depends on their places alone.
+// A model with 1.5 billion parameters has 92,000 partials (2 MB). One GPU block would need 50 us or
+// more to read them, while all other blocks wait. On CUDA devices, a list's partials are therefore
+// added in two tiers. Places 0 to 31 are the first bundle, places 32 to 63 the second, and so on.
+// The team that writes a bundle's last partial adds the bundle, and the block that adds the last
+// bundle then adds all bundles' sums. Timing decides which team adds a bundle. Which numbers are
+// added, and in which order, depends only on their places.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@
 
 namespace torchfuse::kernels {
 
-/// Chunks of `numel` elements: each has one partial.
+/// Returns the number of chunks in `numel` elements. Each chunk has one partial.
 constexpr std::int64_t num_norm_chunks(std::int64_t numel, std::int64_t chunk = kNormChunk) {
   return (numel + chunk - 1) / chunk;
 }
 
-/// Elements of a chunk on a CUDA device whose gradients have `total`: fewer for a small model, of
-/// which chunks of kNormChunk would leave multiprocessors without a block, and the others with one
-/// that waits for memory several times in sequence. Follows from `total` alone, so that the same
-/// gradients have the same norm whatever the rest of a step is. At least kWarpElements, as a small
-/// tensor is one chunk.
+/// Returns the chunk size on a CUDA device whose gradients have `total` elements. Small models have
+/// smaller chunks: chunks of kNormChunk elements would leave some multiprocessors without a block,
+/// and every other one with a single block that waits for memory several times in sequence. The
+/// size depends only on `total`, so that the same gradients have the same norm in every step. It is
+/// at least kWarpElements, because a small tensor is one chunk.
 constexpr std::int64_t norm_chunk_on_cuda(std::int64_t total) {
   constexpr std::int64_t kAimedChunks = 512;
   constexpr std::int64_t kLeast = 2048;
@@ -40,7 +40,7 @@ constexpr std::int64_t norm_chunk_on_cuda(std::int64_t total) {
   return chunk;
 }
 
-/// Partials that are added to one sum on CUDA devices: one for each lane of a warp.
+/// Partials per sum on CUDA devices: one for each lane of a warp.
 constexpr std::int64_t kNormBundle = 32;
 
 constexpr std::int64_t num_norm_bundles(std::int64_t partials) {
@@ -49,22 +49,22 @@ constexpr std::int64_t num_norm_bundles(std::int64_t partials) {
 
 struct L2NormArgs {
   TensorTable tensors;  ///< only rows[i].grad and rows[i].numel are used
-  /// First chunk of each tensor: prefix sums of num_norm_chunks(numel, chunk), count + 1 of them.
+  /// Each tensor's first chunk: count + 1 prefix sums of num_norm_chunks(numel, chunk).
   const std::int64_t* chunk_offsets = nullptr;
-  /// On the tensors' device: one for each of chunk_offsets[count] chunks, all written.
+  /// On the tensors' device: chunk_offsets[count] partials, one per chunk, all written.
   NormPartial* partials = nullptr;
-  std::int64_t chunk = kNormChunk;  ///< which it always is on the CPU
+  std::int64_t chunk = kNormChunk;  ///< always kNormChunk on the CPU
 };
 
-/// Writes the partial of every chunk whose first flattened element lies in [begin, end).
+/// Writes the partial of every chunk whose first flattened element is in [begin, end).
 void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t begin,
                               std::int64_t end);
 
-/// What a list's partials are added to. See Note [Bundles of partials].
+/// Sums to which a list's partials are added. See Note [Bundles of partials].
 struct NormBundles {
-  NormPartial* sums = nullptr;  ///< one for each bundle, all written
-  /// One counter for each bundle and one for the list: zero before and after. A list of which a
-  /// launch fails may leave them as they are.
+  NormPartial* sums = nullptr;  ///< one per bundle, all written
+  /// One counter per bundle and one for the list, zero before and after. A failed launch may leave
+  /// other values.
   std::uint32_t* arrivals = nullptr;
 };
 
@@ -72,10 +72,10 @@ constexpr std::int64_t num_norm_arrivals(std::int64_t partials) {
   return 1 + num_norm_bundles(partials);
 }
 
-/// Enqueues the sums of the whole table. With `prologue`, the last block to finish also runs it;
-/// the caller asks for it only if the sources of the other numbers that the prologue adds come
-/// before this call on the stream. `*prologue_done` tells whether it ran: it does not for a table
-/// without elements.
+/// Enqueues the sums of all tensors in the table. With `prologue`, the last block to finish also
+/// runs the prologue. The caller may request this only if all other sums that the prologue adds
+/// were enqueued earlier on the stream. `*prologue_done` tells whether the prologue ran: it does
+/// not run for a table without elements.
 Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bundles,
                                  const PrologueArgs* prologue, bool* prologue_done, Stream stream);
 

@@ -18,7 +18,7 @@ struct UnscaleArgs {
 };
 
 /// grad *= *inv_scale over the flattened elements [begin, end). Returns whether an element was not
-/// finite before the multiplication; the caller sets found_inf once all ranges are done.
+/// finite before the multiplication. The caller sets found_inf after all ranges.
 bool multi_tensor_unscale_cpu(CpuIsa isa, const UnscaleArgs& args, std::int64_t begin,
                               std::int64_t end);
 

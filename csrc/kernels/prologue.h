@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The step's decisions and the step counts, between K1 and K2. See functors/prologue.h.
+// Makes the step's decisions and increments the step counts, between K1 and K2. See
+// functors/prologue.h.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,10 @@ struct PrologueArgs {
 
 void prologue_cpu(const PrologueArgs& args);
 
-/// One block (and more launches for very long `steps`). Reads the host array before it returns.
+/// One block, and more launches for very long `steps`. Reads the host array before returning.
 Status prologue_cuda(const PrologueArgs& args, Stream stream);
 
-/// *sum = the sum of the partials in index order: what one device contributes to a step that
-/// several devices share.
+/// Sums the partials in index order: one device's contribution to a step on several devices.
 void reduce_partials_cpu(const NormPartial* partials, std::int64_t count, NormPartial* sum);
 Status reduce_partials_cuda(const NormPartial* partials, std::int64_t count, NormPartial* sum,
                             Stream stream);

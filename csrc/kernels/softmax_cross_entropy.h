@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Cross entropy of softmax over rows of logits, and its gradient, without a copy of the logits.
+// Softmax cross entropy over rows of logits, and its gradient, without a copy of the logits.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace torchfuse::kernels {
 
-/// `rows` rows of `classes` contiguous logits each, one row behind the other.
+/// `rows` consecutive rows of `classes` contiguous logits.
 struct CrossEntropyShape {
   std::int64_t rows = 0;
   std::int64_t classes = 0;
-  DType logits = DType::kFloat32;  ///< of the logits and their gradient
+  DType logits = DType::kFloat32;  ///< type of logits and gradient
 };
 
-/// Rows whose label is `ignored` have a loss and a gradient of 0; those of other labels outside of
-/// [0, classes) are NaN.
+/// Rows whose label is `ignored` have a loss and a gradient of 0. Rows with any other label outside
+/// [0, classes) have NaN.
 struct CrossEntropyLabels {
   const std::int64_t* labels = nullptr;
   bool ignores = false;
@@ -37,9 +37,9 @@ struct CrossEntropyArgs {
   const void* logits = nullptr;
   CrossEntropyLabels labels;
   double smoothing = 0.0;
-  ChannelOutput losses;         ///< of each row
-  void* log_sum_exp = nullptr;  ///< of each row, in the compute type: fp64 for fp64, else fp32
-  void* rest = nullptr;         ///< what rounding took from it, in the same type
+  ChannelOutput losses;         ///< one per row
+  void* log_sum_exp = nullptr;  ///< one per row, in the compute type: fp64 for fp64, else fp32
+  void* rest = nullptr;         ///< rounding error of log_sum_exp, in the same type
 };
 
 struct CrossEntropyBackwardArgs {
@@ -53,7 +53,7 @@ struct CrossEntropyBackwardArgs {
   void* grad_logits = nullptr;  ///< may be the logits
 };
 
-/// Rows [begin, end).
+/// Computes rows [begin, end).
 void softmax_cross_entropy_cpu(CpuIsa isa, const CrossEntropyArgs& args, std::int64_t begin,
                                std::int64_t end);
 void softmax_cross_entropy_backward_cpu(CpuIsa isa, const CrossEntropyBackwardArgs& args,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What blocks of one launch may share: arrival counters and one flag, nothing else.
+// The only data that blocks of one launch share: arrival counters and one flag.
 //
 // Note [Hand-over between blocks]
-// Results pass from one block to another only through `fetch_add_acq_rel`: the writer's stores come
-// before its arrival (release), the reader's loads after it has seen all arrivals (acquire), and
-// __syncthreads() extends both to the other threads of the block. One operation carries the whole
-// ordering, so leaving it out is an error that a race detector can see when the kernels run on a
-// CPU; a relaxed atomic with a fence beside it is not.
+// Results pass from one block to another only through `fetch_add_acq_rel`. The writer's stores come
+// before its arrival (release), and the reader's loads come after it has seen all arrivals
+// (acquire). __syncthreads() extends both orderings to the block's other threads. When the kernels
+// run on a CPU, a race detector can see if this operation is missing, because it is the only source
+// of ordering. A race detector would not see a relaxed atomic with a missing fence.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace torchfuse::kernels {
 
 #if defined(__CUDACC__)
 
-/// Adds `value` and returns the former content.
+/// Adds `value` and returns the former value.
 __device__ __forceinline__ std::uint32_t fetch_add_acq_rel(std::uint32_t* counter,
                                                            std::uint32_t value) {
   std::uint32_t former;
@@ -30,7 +30,7 @@ __device__ __forceinline__ std::uint32_t fetch_add_acq_rel(std::uint32_t* counte
   return former;
 }
 
-/// Sets a flag that any number of threads may set, and that is read by later launches only.
+/// Sets a flag. Any number of threads may set the flag, and only later launches read the flag.
 __device__ __forceinline__ void raise_flag(float* flag) { *flag = 1.0f; }
 
 #else

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How the rows of a list are dealt out to the blocks of a CUDA device.
+// Distributes a list's rows over a CUDA device's blocks.
 //
 // Note [CUDA chunks]
-// A block handles one chunk of one tensor (or eight small tensors). Chunks of 16,384 elements keep
-// start-up costs small; shorter lists get smaller chunks, so that several blocks per resident block
-// remain and the last ones to finish do not leave the device idle.
+// A block handles one chunk of one tensor, or eight small tensors. Chunks of 16,384 elements keep
+// start-up costs small. Shorter lists get smaller chunks, so that there are several blocks per
+// resident block and the last blocks do not leave the device idle.
 //
-// A tensor of up to kWarpElements elements gets a warp: up to eight such rows in sequence share one
-// block. They come first, because they take long for their size, and the work of one row never
-// depends on where in a table it stands.
+// A tensor of up to kWarpElements elements gets a warp: up to eight consecutive small rows share a
+// block. Small rows come first, because they take long for their size. The work for a row never
+// depends on the row's position in a table.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,16 @@ TORCHFUSE_HOST_DEVICE constexpr bool fits_warp(std::int64_t numel) {
 
 /// Numbers blocks, row after row.
 struct BlockCounter {
-  std::uint32_t blocks;         ///< so far
-  std::uint32_t rows_in_block;  ///< small rows in the last one, 0 if it cannot take one
+  std::uint32_t blocks;  ///< number of blocks so far
+  std::uint32_t
+      rows_in_block;  ///< small rows in the last block; 0 if the block is not for small rows
 
   void reset() {
     blocks = 0;
     rows_in_block = 0;
   }
 
-  /// The first block of a row that is not empty.
+  /// Returns the first block of a non-empty row.
   std::uint32_t take(std::int64_t numel, std::uint32_t chunk) {
     if (fits_warp(numel)) {
       if (rows_in_block == 0 || rows_in_block == kWarps) {
@@ -57,7 +58,7 @@ struct BlockCounter {
   }
 };
 
-/// The chunk for `total` elements: see Note [CUDA chunks].
+/// Returns the chunk size for `total` elements: see Note [CUDA chunks].
 inline std::uint32_t choose_chunk(std::int64_t total, std::uint32_t smallest) {
   constexpr std::int64_t kAimedBlocks = 4096;
   std::uint32_t chunk = kMaxChunk;
@@ -65,8 +66,8 @@ inline std::uint32_t choose_chunk(std::int64_t total, std::uint32_t smallest) {
   return chunk;
 }
 
-/// Calls visit(row index) for the rows that are not empty, small ones first, until one fails.
-/// `from_the_end`: both kinds from the last to the first.
+/// Calls visit(row index) for the non-empty rows, small rows first, until a call fails.
+/// `from_the_end` visits both the small rows and the other rows from last to first.
 template <class Visit>
 Status for_each_row(const TensorTable& tensors, Visit visit, bool from_the_end = false) {
   for (const bool small : {true, false}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Vectors of weights, biases and statistics, of a type that is known at run time.
+// Vectors of weights, biases and statistics, whose type is known at run time.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace torchfuse::kernels {
 
 /// One number for each channel, or for each column of a row.
 struct ChannelInput {
-  const void* data = nullptr;  ///< null: not there
+  const void* data = nullptr;  ///< null if absent
   DType dtype = DType::kFloat32;
 };
 struct ChannelOutput {
-  void* data = nullptr;  ///< null: not wanted
+  void* data = nullptr;  ///< null if not wanted
   DType dtype = DType::kFloat32;
 };
 

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The rows of a long list in memory of the device.
+// Keeps a long list's rows in device memory.
 //
 // Note [Device tables]
-// Arguments of a launch have room for some 420 rows (Note [Launch tables]), so that a step over
-// 10,000 small tensors would take 35 launches. But nearly all of a row is the same in every step.
-// For long lists `ops` keeps the rows on the device, and a launch carries by value what may differ:
-// the gradients' addresses, 8 bytes for each row, of which it has room for some 3,000.
+// A launch's arguments have room for about 420 rows (Note [Launch tables]), so a step over 10,000
+// small tensors would need 35 launches. But most of a row is the same in every step. For long
+// lists, `ops` keeps the rows on the device, and a launch passes only the changing data by value:
+// the gradients' addresses. At 8 bytes per row, a launch has room for about 3,000 rows.
 //
-//   order    Rows that are not empty stand in the order of for_each_row; blocks are numbered
-//            through the whole table, and each one's last row is looked up. A launch is a span of
+//   order    Non-empty rows are in the order of for_each_row. Blocks are numbered through the
+//            entire table, and the table contains every block's last row. A launch is a span of
 //            rows that begins at a multiple of eight, so that no block of small rows is divided.
-//            An update from the end takes the last span first, and the last block of each first:
-//            small rows come last then.
-//   bits     Rows are dealt out and handled as those of launches by value are, so results are the
-//            same. An update takes rows whose operands are all aligned, gradients included. Any
-//            other has a null for its gradient in the span, and goes by value; which ones those are
-//            may differ from step to step.
-//   content  A table is never trusted: each step compares its rows with those that were uploaded
-//            (ops/launch/kept_tables.h), so whatever moves, changes or is no longer there is seen.
-//            A step that differs, and a step that is captured in a graph, go by value.
+//            An update from the end processes the last span first, and each span's last block
+//            first. Small rows then come last.
+//   bits     Blocks get and handle rows in the same way as in launches by value, so results are
+//            bit-identical. An update handles only rows whose operands, gradients included, are all
+//            aligned. Any other row has a null gradient in the span and is passed by value. The set
+//            of such rows may differ between steps.
+//   content  A table is never trusted: each step compares its rows with the uploaded rows
+//            (ops/launch/kept_tables.h), which detects rows that moved, changed or were removed.
+//            If a row differs, or if the step is captured in a graph, all rows are passed by value.
 #pragma once
 
 #include <algorithm>
@@ -31,20 +31,20 @@
 namespace torchfuse::kernels {
 
 struct DeviceRow {
-  TensorRow tensor;           ///< its gradient is not looked at
-  std::int64_t position;      ///< in the list
+  TensorRow tensor;           ///< the gradient is ignored
+  std::int64_t position;      ///< position in the list
   std::int64_t first_chunk;   ///< see L2NormArgs::chunk_offsets
-  std::uint32_t first_block;  ///< in the table
+  std::uint32_t first_block;  ///< first block in the table
 };
 
-/// What kernels use of a table that is uploaded.
+/// The part of an uploaded table that kernels use.
 struct DeviceTable {
   const DeviceRow* rows = nullptr;             ///< on the device
   const std::int32_t* row_of_block = nullptr;  ///< on the device: the last row of each block
   const DeviceRow* host_rows = nullptr;        ///< the same rows on the host
   std::int32_t count = 0;
   std::uint32_t blocks = 0;
-  std::uint32_t chunk = 0;  ///< elements of a block
+  std::uint32_t chunk = 0;  ///< elements per block
 };
 
 /// The contents of a table.
@@ -71,8 +71,8 @@ inline HostTable make_host_table(const TensorTable& tensors, const std::int64_t*
   return table;
 }
 
-/// Chunks of the updates of a list of `total` elements: a multiple of what a block of any of them
-/// handles at a time.
+/// Returns the chunk size for updates of a list of `total` elements: a multiple of the number of
+/// elements that any update's block handles at a time.
 inline std::uint32_t update_chunk(std::int64_t total) { return cuda::choose_chunk(total, 2048); }
 
 }  // namespace torchfuse::kernels

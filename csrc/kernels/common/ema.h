@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The exponential moving average of a parameter, which a step moves as it writes the parameter.
+// A parameter's exponential moving average, which a step updates together with the parameter.
 //
 // Note [Averages of weights]
 //
 //   ema = decay ema + (1 - decay) param
 //
-// where `param` is the new value as it was computed: the master's, or that of a 16-bit parameter
-// before it is rounded. `start_step` delays the average: until the parameter's step count has
-// passed it the average is a copy of the parameter. n counts the steps after that. Under `warmup`
-// the decay of step n is at most (1 + n) / (10 + n), so that what the average began with is soon
-// forgotten. The count is read on the device, as for bias corrections, and a skipped step leaves
-// the average as it was.
+// where `param` is the new value as computed: the master's value, or a 16-bit parameter's value
+// before rounding. `start_step` delays the average: until the parameter's step count exceeds
+// `start_step`, the average is a copy of the parameter. n counts the steps after that. With
+// `warmup`, the decay in step n is at most (1 + n) / (10 + n), so that the initial average is soon
+// forgotten. The count is read on the device, as for bias corrections. A skipped step leaves the
+// average unchanged.
 //
-// The average is one more operand of an update, not a state of a functor: every optimizer has it,
-// and none without it pays for it. On CUDA it takes kernels of its own (cuda/ema_access.cuh).
+// The average is an additional operand of the update, not a functor's state. Every optimizer
+// supports averages, and updates without averages pay nothing. On CUDA, averages use separate
+// kernels (cuda/ema_access.cuh).
 #pragma once
 
 #include "kernels/common/macros.h"
@@ -23,18 +24,18 @@ namespace torchfuse::kernels {
 
 struct EmaParams {
   double decay = 0.0;       ///< in [0, 1)
-  double start_step = 0.0;  ///< a whole number, at least 0
+  double start_step = 0.0;  ///< an integer, at least 0
   bool warmup = false;
 };
 
-/// What the elements of a tensor share.
+/// Coefficients that a tensor's elements share.
 template <class T>
 struct EmaCoefs {
   T weight;     ///< 1 - decay
-  bool copies;  ///< the average becomes the parameter
+  bool copies;  ///< copy the parameter to the average
 };
 
-/// `step` includes the current one.
+/// `step` includes the current step.
 template <class T>
 TORCHFUSE_HOST_DEVICE EmaCoefs<T> ema_coefs(const EmaParams& params, double step) {
   const double n = step - params.start_step;

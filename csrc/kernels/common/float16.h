@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The 16-bit storage types and their conversions, as integer routines that give the same bits
-// under g++ and nvcc. SIMD and PTX instructions may stand in for them where a test has shown them
-// equal on all encodings (NaN payloads aside).
+// The 16-bit storage types and their conversions, as integer routines with identical results under
+// g++ and nvcc. SIMD and PTX instructions may replace these routines if a test has shown identical
+// results for all encodings (except NaN payloads).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A hyper-parameter that a kernel reads: by value, or through a pointer so that a schedule on the
-// device (or a fill_ between replays of a captured graph) is seen without a new launch setup.
+// A hyper-parameter that a kernel reads, by value or through a pointer. With a pointer, a schedule
+// on the device, or a fill_ between replays of a captured graph, takes effect without a new launch
+// setup.
 #pragma once
 
 #include <limits>
@@ -12,7 +13,7 @@ namespace torchfuse::kernels {
 struct ScalarParam {
   double value = 0.0;
   const void* pointer = nullptr;  ///< one float or double on the launch's device, or null
-  DType dtype = DType::kFloat32;  ///< of `pointer`: kFloat32 or kFloat64
+  DType dtype = DType::kFloat32;  ///< type behind `pointer`: kFloat32 or kFloat64
 
   TORCHFUSE_HOST_DEVICE double load() const {
     if (pointer == nullptr) return value;
@@ -21,21 +22,23 @@ struct ScalarParam {
   }
 };
 
-/// The numbers that a hyper-parameter may be: at least `low` and below `high`. Nothing is NaN.
+/// The allowed range of a hyper-parameter: at least `low` and less than `high`. NaN is never
+/// allowed.
 struct HyperParamRange {
   double low = 0.0;
   double high = std::numeric_limits<double>::infinity();
   bool may_be_infinite = false;
-  bool at_least_previous = false;  ///< and not below the hyper-parameter before it
+  bool at_least_previous = false;  ///< must also be at least the preceding hyper-parameter
 };
 inline constexpr HyperParamRange kNonNegative{};
 inline constexpr HyperParamRange kDecayRate{.high = 1.0};
 
-/// One line of an optimizer's table of hyper-parameters, which stands beside its formula in the
-/// order of its op's schema: a number with its range, or a flag. All else follows from it.
+/// One entry of an optimizer's table of hyper-parameters: a number with its range, or a flag. The
+/// table is next to the optimizer's formula, in the order of the op's schema. Everything else is
+/// derived from the table.
 template <class Params>
 struct HyperParamEntry {
-  // Names for the types: nvcc writes declarations of pointers to members with parentheses.
+  // The types have names because nvcc writes declarations of pointers to members with parentheses.
   using Number = ScalarParam Params::*;
   using Flag = bool Params::*;
 

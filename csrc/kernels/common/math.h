@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The few operations that functors are written in, with one rounding rule everywhere: each call is
-// rounded once, to nearest even. Built with -ffp-contract=off and -fmad=false, so a multiply-add is
-// fused exactly where a functor says `fma`.
+// The operations in which functors are written. Each call is rounded once, to nearest even. The
+// build uses -ffp-contract=off and -fmad=false, so a multiply-add is fused only where a functor
+// calls `fma`.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace torchfuse::kernels {
 #endif
 
 #if defined(TORCHFUSE_EMULATED_FMA)
-/// Correctly rounded a * b + c without the instruction. The product of two floats is exact in
-/// double; rounding the sum to odd there makes the final rounding to float the only one that counts
-/// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-/// rounding to odd", 2008).
+/// Returns a correctly rounded a * b + c without an FMA instruction. The product of two floats is
+/// exact in double. The sum is rounded to odd in double, so that only the final rounding to float
+/// matters (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+/// using rounding to odd", 2008).
 TORCHFUSE_HOST_DEVICE float emulated_fma(float a, float b, float c) {
   const double product = static_cast<double>(a) * static_cast<double>(b);
   const double addend = static_cast<double>(c);
@@ -74,35 +74,36 @@ TORCHFUSE_HOST_DEVICE double sqrt(double x) {
 #endif
 }
 
-/// The larger value; NaN if either is NaN, as torch.maximum; b of two zeros, as MAXPS. An operation
-/// like the others: where denormals are flushed, its result is. A mere choice would let them pass.
+/// Returns the larger value, NaN if either value is NaN, as torch.maximum, and b if both are zeros,
+/// as MAXPS. The last operation flushes denormals like all other operations do; a plain selection
+/// would let denormals pass.
 template <class T>
 TORCHFUSE_HOST_DEVICE T max(T a, T b) {
   const T larger = (a != a || a > b) ? a : b;
 #if defined(TORCHFUSE_EMULATED_FMA)
-  // Of the emulation, a compiler may see that it changes nothing.
+  // A compiler may see that the emulated fma changes nothing and remove it.
   return larger == T(0) ? larger * T(0) : larger;
 #else
   return fma(larger, T(1), T(-0.0));
 #endif
 }
 
-/// 1, -1 or the zero that `a` is; NaN stays NaN. Where denormals are flushed they count as zeros,
-/// and the product, unlike `a` itself, is a zero then.
+/// Returns 1, -1 or the zero `a`; NaN stays NaN. Where denormals are flushed they compare as zeros,
+/// and the product, unlike `a`, is then a zero.
 template <class T>
 TORCHFUSE_HOST_DEVICE T sign(T a) {
   return a > T(0) ? T(1) : a < T(0) ? T(-1) : a * T(0);
 }
 
-/// `value` where a ReLU of `gate` lets a gradient pass, as torch's: 0 where gate <= 0.
+/// Returns `value` if a ReLU of `gate` lets the gradient pass, as torch does: 0 if gate <= 0.
 template <class T>
 TORCHFUSE_HOST_DEVICE T pass_where_positive(T gate, T value) {
   return gate <= T(0) ? T(0) : value;
 }
 
-/// A number that is computed in fp64, rounded to T. As a float it is a zero where it would be
-/// denormal. What is rounded up to the smallest normal float is that one, as x86 and nvcc's code
-/// with -ftz=true make it; aarch64 looks at the number before it is rounded, and would make a zero.
+/// Rounds a number that was computed in fp64 to T. A denormal float becomes zero. A number that
+/// rounds up to the smallest normal float is kept, as on x86 and in nvcc's code with -ftz=true.
+/// aarch64 checks the number before rounding and would return zero.
 template <class T>
 TORCHFUSE_HOST_DEVICE T round_to(double x) {
 #if !defined(__CUDA_ARCH__)
@@ -117,10 +118,11 @@ TORCHFUSE_HOST_DEVICE T round_to(double x) {
 }
 
 /// Note [Decay rates of zero]
-/// m += (1 - beta) (g - m) keeps a moment that decays slowly most exactly. With beta = 0, as in
-/// GANs, it should forget all of m, and in rounded numbers does not: where g is far below m, g - m
-/// is -m, and nothing is left. So a moment of that rate counts as 0 before. The choice is made
-/// there because a GPU holds it in a predicate, and no operand longer than without it.
+/// m += (1 - beta) (g - m) is the most accurate form for a moment that decays slowly. With beta =
+/// 0, as in GANs, the update should forget m completely, but in rounded arithmetic it does not: if
+/// g is far below m, then g - m is -m, and the result is 0. A moment with beta = 0 is therefore
+/// replaced by 0 first. On a GPU this choice only needs a predicate, and no operand stays alive
+/// longer.
 template <class T>
 TORCHFUSE_HOST_DEVICE bool forgotten(T one_minus_beta) {
   return one_minus_beta == T(1);
@@ -131,10 +133,10 @@ struct Powers {
   double b;
 };
 
-/// a^exponent and b^exponent, both below 1, for a whole exponent >= 0 by repeated squaring: the
-/// same bits on every device, which `pow` does not promise. On a GPU one thread computes them while
-/// its team waits: products of the two do not wait for each other, and four bits take one branch.
-/// Squares behind the last bit are not used.
+/// Returns a^exponent and b^exponent, for a and b below 1 and an integer exponent >= 0. Repeated
+/// squaring gives identical bits on every device, which `pow` does not promise. On a GPU, one
+/// thread computes the powers while its team waits: products of the two do not depend on each
+/// other, and four bits take one branch. Squares beyond the last bit are not used.
 TORCHFUSE_HOST_DEVICE Powers integer_powers(double a, double b, double exponent) {
   std::uint64_t remaining = static_cast<std::uint64_t>(exponent);
   Powers result{1.0, 1.0};

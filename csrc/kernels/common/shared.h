@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only way in which kernels get shared memory, so that it can be replaced when their source
-// runs on a CPU.
+// Kernels get shared memory only through these functions, so that the functions can be replaced
+// when the kernels run on a CPU.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace torchfuse::kernels {
 
 #if defined(__CUDACC__)
 
-/// The block's one object of type T, uninitialized. All calls with the same T give the same object,
-/// so every use has a struct of its own.
+/// Returns the block's single object of type T, uninitialized. All calls with the same T return the
+/// same object, so every use needs a separate struct.
 template <class T>
 __device__ __forceinline__ T& block_shared() {
   static_assert(std::is_trivially_default_constructible_v<T>);
@@ -19,7 +19,7 @@ __device__ __forceinline__ T& block_shared() {
   return object;
 }
 
-/// The launch's dynamic shared memory, 16-byte aligned and uninitialized, as an array of T.
+/// Returns the launch's dynamic shared memory, 16-byte aligned and uninitialized, as an array of T.
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
   static_assert(std::is_trivially_default_constructible_v<T> && alignof(T) <= 16);
@@ -29,8 +29,8 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 #else
 
-/// Storage of the running block for `key`, suitably aligned for any type. Defined by whatever runs
-/// the kernels on the CPU.
+/// Returns the running block's storage for `key`, aligned for any type. Defined by the code that
+/// runs the kernels on a CPU.
 void* block_shared_storage(const void* key, std::size_t bytes);
 
 template <class T>
@@ -40,7 +40,8 @@ T& block_shared() {
   return *static_cast<T*>(block_shared_storage(&key, sizeof(T)));
 }
 
-/// The running block's dynamic shared memory. Defined as above.
+/// Returns the running block's dynamic shared memory. Also defined by the code that runs the
+/// kernels on a CPU.
 void* dynamic_shared_storage();
 
 template <class T>

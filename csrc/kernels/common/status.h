@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a launcher reports. Kernels never throw: `ops` turns a failure into an exception.
+// A launcher's result. Kernels never throw: `ops` turns a failure into an exception.
 #pragma once
 
 namespace torchfuse::kernels {

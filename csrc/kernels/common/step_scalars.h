@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the prologue computes once per step and every update kernel reads.
+// Scalars that the prologue computes once per step and that every update kernel reads.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace torchfuse::kernels {
 
-/// Lives on the step's device. The host never reads it; `ops` hands out `total_norm` and `skip` as
-/// tensors that are views of these fields.
+/// Stored on the step's device. The host never reads the scalars. `ops` returns `total_norm` and
+/// `skip` as tensors that view these fields.
 struct StepScalars {
-  double grad_coef;  ///< every gradient is multiplied by this: clip coefficient x inverse scale
-  float total_norm;  ///< L2 norm of the unscaled gradients; NaN when it was not asked for
-  float skip;        ///< 1 when the step leaves everything as it was, else 0
+  double grad_coef;  ///< factor of every gradient: clip coefficient x inverse scale
+  float total_norm;  ///< L2 norm of the unscaled gradients; NaN if not requested
+  float skip;        ///< 1 if the step is skipped, else 0
 };
 
-/// What a gradient is multiplied by. A loss scale above 2^126, or a smaller one with a clip
-/// coefficient, makes the factor denormal in fp32, which kernels flush, while its product with a
-/// scaled gradient is normal. The factor is then kept 2^126 times larger, and products are made
-/// smaller again, by a power of two: the gradient is rounded once.
+/// The factor of a gradient. A loss scale above 2^126, or a smaller scale with a clip coefficient,
+/// makes the factor denormal in fp32. Kernels flush denormals, although the product with a scaled
+/// gradient is normal. Such a factor is stored 2^126 times larger, and products are scaled back by
+/// a power of two, so the gradient is rounded once.
 template <class T>
 struct GradCoef {
   T factor;
@@ -33,7 +33,7 @@ struct GradCoef {
     return tiny ? product * V(rescale()) : product;
   }
 
-  /// Of a product with the factor.
+  /// Returns the factor that scales a product back.
   TORCHFUSE_HOST_DEVICE T rescale() const { return tiny ? T(0x1p-126) : T(1); }
 };
 
@@ -43,7 +43,7 @@ TORCHFUSE_HOST_DEVICE GradCoef<T> grad_coef_of(double coef) {
   return {round_to<T>(tiny ? coef * 0x1p126 : coef), tiny};
 }
 
-/// The number itself, also where denormals count as zeros.
+/// Returns the exact value, even where denormals count as zeros.
 TORCHFUSE_HOST_DEVICE double widened(float x) {
   const std::uint32_t bits = float_bits(x);
   if ((bits & 0x7f800000u) != 0) return static_cast<double>(x);
@@ -51,14 +51,14 @@ TORCHFUSE_HOST_DEVICE double widened(float x) {
   return (bits >> 31) != 0 ? -magnitude : magnitude;
 }
 
-/// The nearest number of fp32, which may be denormal.
+/// Returns the nearest fp32 number, which may be denormal.
 TORCHFUSE_HOST_DEVICE double nearest_float(double x) {
   if (!(x < 0x1p-126 && x > -0x1p-126)) return static_cast<double>(static_cast<float>(x));
   constexpr double kSpacedLikeDenormals = 0x1.8p-97;
   return (x + kSpacedLikeDenormals) - kSpacedLikeDenormals;
 }
 
-/// Sums of squares of one chunk of gradients. See Note [Two accumulators] in functors/l2_norm.h.
+/// One gradient chunk's sums of squares. See Note [Two accumulators] in functors/l2_norm.h.
 struct NormPartial {
   double small;             ///< sum of x^2 over the elements below the threshold
   double big;               ///< sum of (x * kBigScale)^2 over the others

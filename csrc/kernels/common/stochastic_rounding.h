@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rounding to bf16 at random, without bias and reproducibly.
+// Rounds to bf16 at random, without bias and reproducibly.
 //
 // Note [Stochastic rounding]
-// A value between two neighboring bf16 values becomes the one farther from zero with a probability
-// that equals its distance from the other, in units of theirs: on average it keeps its size, so
-// changes too small for the format are not lost, they happen more rarely. A bf16 is the upper half
-// of a float, and a sum of the float's bits and 16 random ones carries into that half with
-// exactly this probability. The random bits are a function of seed, parameter, step and element and
-// of nothing else, so that no number of threads, order or device changes them. Where processes hold
-// parts of a parameter, elements have their numbers in the whole one: every split draws the same.
+// A value between two neighboring bf16 values is rounded away from zero with a probability equal to
+// its distance from the neighbor nearer to zero, in units of the neighbors' distance. On average
+// the value is preserved: changes too small for the format are not lost but applied less often. A
+// bf16 is the upper half of a float, so adding 16 random bits to the float's bits carries into the
+// upper half with exactly this probability. The random bits depend only on seed, parameter, step
+// and element. Threads, order and devices do not change the bits. If a parameter is sharded over
+// processes, elements are numbered in the full parameter, so that every sharding draws the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +19,17 @@
 
 namespace torchfuse::kernels {
 
-/// What all elements of one parameter share in one step.
+/// Data that one parameter's elements share in one step.
 struct RoundingKey {
   std::uint32_t key;
   std::uint32_t counter;
 };
 
-/// Where the elements of a part lie in the whole parameter: in runs at equal distances.
+/// Where a shard's elements are in the full parameter: in runs at equal distances.
 struct ElementNumbers {
-  std::int64_t first;   ///< the number of the part's first element
-  std::int64_t run;     ///< elements of a run; 0: the part is one run
-  std::int64_t stride;  ///< from the first element of a run to that of the next
+  std::int64_t first;   ///< number of the shard's first element
+  std::int64_t run;     ///< elements per run; 0: the shard is one run
+  std::int64_t stride;  ///< distance between the first elements of two runs
 
   TORCHFUSE_HOST_DEVICE std::int64_t of(std::int64_t element) const {
     if (run == 0) return first + element;
@@ -37,14 +38,15 @@ struct ElementNumbers {
   bool operator==(const ElementNumbers&) const = default;
 };
 
-/// The same for the elements of a chunk, of which there are less than 2^32: no division of 64 bits.
+/// Like ElementNumbers, for a chunk. A chunk has fewer than 2^32 elements, so no 64-bit division is
+/// needed.
 struct ChunkNumbers {
-  std::int64_t first;  ///< the number of the chunk's first element
-  std::int64_t gap;    ///< numbers between two runs
-  std::uint32_t left;  ///< elements of the chunk before its second run
-  std::uint32_t run;   ///< elements of a run
+  std::int64_t first;  ///< number of the chunk's first element
+  std::int64_t gap;    ///< numbers skipped between two runs
+  std::uint32_t left;  ///< the chunk's elements before its second run
+  std::uint32_t run;   ///< elements per run
 
-  /// For the chunk that begins at this element of the part.
+  /// Returns the numbers for the chunk that begins at element `begin` of the shard.
   TORCHFUSE_HOST_DEVICE static ChunkNumbers of(const ElementNumbers& numbers, std::int64_t begin) {
     if (numbers.run == 0) return {numbers.first + begin, 0, kMany, kMany};
     return {numbers.of(begin), numbers.stride - numbers.run,
@@ -58,7 +60,7 @@ struct ChunkNumbers {
   }
 };
 
-/// The numbers of a chunk's elements from one on, by one division for all of them.
+/// Iterates over the numbers of a chunk's elements, with one division for all of them.
 class NumberWalk {
  public:
   TORCHFUSE_HOST_DEVICE NumberWalk(const ChunkNumbers& chunk, std::uint32_t element)
@@ -81,7 +83,7 @@ class NumberWalk {
  private:
   const ChunkNumbers& chunk_;
   std::int64_t number_;
-  std::uint32_t left_;  ///< elements of the run from here on
+  std::uint32_t left_;  ///< remaining elements of the run
 };
 
 constexpr std::uint32_t kPhiloxMultiplier = 0xD256D193u;
@@ -122,15 +124,16 @@ TORCHFUSE_HOST_DEVICE RoundingKey rounding_key(std::uint64_t seed, std::uint64_t
   return {static_cast<std::uint32_t>(mixed >> 32), static_cast<std::uint32_t>(mixed)};
 }
 
-/// 16 random bits for an element, counted in the order of the whole parameter's memory.
+/// Returns 16 random bits for an element, numbered in the full parameter's memory order.
 TORCHFUSE_HOST_DEVICE std::uint32_t random_16(RoundingKey key, std::uint64_t element) {
   const PhiloxWords counter{static_cast<std::uint32_t>(element),
                             static_cast<std::uint32_t>(element >> 32) + key.counter};
   return philox(counter, key.key).first >> 16;
 }
 
-/// One of the two bf16 values next to `value`. Values of the format stay, infinities too; a NaN
-/// becomes 0x7fc0; beyond the largest bf16 the farther neighbor is infinite.
+/// Returns one of the two bf16 neighbors of `value`. Values that are already bf16, including
+/// infinities, stay; a NaN becomes 0x7fc0. Beyond the largest bf16, the neighbor away from zero is
+/// infinite.
 TORCHFUSE_HOST_DEVICE BFloat16 round_stochastically(float value, std::uint32_t random) {
   const std::uint32_t bits = float_bits(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return BFloat16{0x7fc0};

@@ -7,7 +7,7 @@ namespace torchfuse::kernels {
 
 namespace {
 
-// Out of line: the compiler must not move its arithmetic before the flush.
+// Out of line, because the compiler must not move the arithmetic before the flush.
 __attribute__((noinline)) void update(const UpdateScaleArgs& args) { update_scale(args); }
 
 }  // namespace

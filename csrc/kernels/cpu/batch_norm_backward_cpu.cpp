@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Gradient sums (one read of gradient and input) and the input's gradient (the same, one write).
+// Gradient sums (one read of gradient and input) and the input's gradient (the same reads, one
+// write).
 #include "kernels/batch_norm_backward.h"
 
 #include "kernels/cpu/batch_norm_gradients.h"
@@ -10,7 +11,7 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-/// A channel's part of an item of planes.
+/// Sums a channel's part of an item of planes.
 template <DType kDType, Gate kGate>
 __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& args,
                                           const BatchNormItem& item, double* partial) {
@@ -73,7 +74,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
   partial[1] = sum_lanes<T>(sum_deviation);
 }
 
-/// An item of rows: one accumulator for each channel, kRowBlock rows at a time.
+/// Sums an item of rows, with one accumulator per channel, kRowBlock rows at a time.
 template <DType kDType, Gate kGate>
 __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
                                         const BatchNormItem& item, double* partials) {
@@ -174,7 +175,7 @@ __attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& ar
   if (worth_streaming) finish_streaming();
 }
 
-/// Loads all of kWriteBlock rows before it stores, as the forward's.
+/// Loads all kWriteBlock rows before the first store, like the forward pass.
 template <DType kDType, bool kRelu>
 __attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args,
                                           std::int64_t begin, std::int64_t end) {

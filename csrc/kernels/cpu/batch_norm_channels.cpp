@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The parts of batch normalization that handle one number for each channel, in fp64.
+// The batch normalization computations on one number per channel, in fp64.
 #include "kernels/batch_norm.h"
 #include "kernels/batch_norm_backward.h"
 #include "kernels/cpu/batch_norm_split.h"
@@ -90,7 +90,7 @@ void batch_norm_finish_cpu(const BatchNormFinishArgs& args) {
     const Moments moments = unpack_moments(args.packed, c, channels);
     args.saved[c] = moments.mean;
     args.saved[channels + c] = inverse_std(biased_variance(moments), args.eps);
-    // A batch without elements is no observation.
+    // A batch without elements does not update the running statistics.
     if (count == 0.0) continue;
     store_channel(
         mean, c,

@@ -9,10 +9,10 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-// Sums are taken about the first element of each item and channel: one pass, no division, and no
-// cancellation that a large mean could cause.
+// Sums are taken about the first element of each item and channel. This needs one pass and no
+// division, and a large mean cannot cause cancellation.
 
-/// One channel's part of an item of planes. 4 or 2 or 8 bytes per element.
+/// Sums one channel's part of an item of planes. 2, 4 or 8 bytes per element.
 template <DType kDType>
 __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const BatchNormItem& item,
                                           double* partial) {
@@ -57,8 +57,8 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
   partial[2] = sum_lanes<T>(sum_sq);
 }
 
-/// An item of rows: one accumulator for each channel, to which kRowBlock rows are added at a time.
-/// They are summed first: shorter chains of additions round less.
+/// Sums an item of rows, with one accumulator per channel. kRowBlock rows are summed first and then
+/// added, because shorter chains of additions round less.
 template <DType kDType>
 __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const BatchNormItem& item,
                                         double* partials) {
@@ -111,7 +111,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
   }
 }
 
-/// What happens to one vector or one element.
+/// Returns the output for one vector or one element.
 template <bool kResidual, bool kRelu, class V>
 TORCHFUSE_INLINE V output_of(V x, V residual, V center, V scale, V shift) {
   V y = normalize(x - center, scale, shift);
@@ -157,8 +157,8 @@ __attribute__((noinline)) void write_planes(const BatchNormElemtArgs& args, std:
   if (worth_streaming) finish_streaming();
 }
 
-/// kWriteBlock rows of a channel are all loaded before the first is stored: where rows are a
-/// multiple of 4 KB apart, a load would wait for a store to the same place of another page.
+/// Loads kWriteBlock rows of a channel before the first store. If rows are a multiple of 4 KB
+/// apart, a load would otherwise wait for a store to the same offset in another page.
 template <DType kDType, bool kResidual, bool kRelu>
 __attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::int64_t begin,
                                           std::int64_t end) {

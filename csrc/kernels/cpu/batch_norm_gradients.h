@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the backward passes do with a vector or an element, and where it goes.
+// Computations and prefetches of the backward passes.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// Where the gradient of the output passes: everywhere, where the output computed again is
-/// positive, or where the output is; there the gradient behind the ReLU may be written.
+/// Selects where the output's gradient passes: everywhere (kOpen), where the recomputed output is
+/// positive (kComputed), or where the given output is positive (kOutput). With kOutput, the
+/// gradient behind the ReLU may also be written.
 enum class Gate { kOpen, kComputed, kOutput };
 
 template <Gate kGate, class V>
@@ -30,7 +31,7 @@ TORCHFUSE_INLINE V grad_input_of(V dy, V x, V center, V scale, V shift, V dy_sca
   return grad_input(passing, deviation, dy_scale, deviation_scale, constant);
 }
 
-/// Where the gradient behind the ReLU goes, `offset` elements on; null: it is not wanted.
+/// Returns the address for the gradient behind the ReLU at `offset`, or null if it is not wanted.
 template <DType kDType>
 TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardReduceArgs& args,
                                                      std::int64_t offset) {
@@ -38,7 +39,7 @@ TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardRedu
   return static_cast<ElementOf<kDType>*>(args.grad_residual) + offset;
 }
 
-/// What is read for the gradient sums of planes, `count` elements of each, some way on.
+/// Prefetches data ahead for the gradient sums of planes: `count` elements per operand.
 template <DType kDType, Gate kGate, class E>
 TORCHFUSE_INLINE void prefetch_planes(const E* dy, const E* x, const E* y, std::int64_t count) {
   prefetch_lines(dy, bytes_of<kDType>(count), kPlanesAheadBytes);
@@ -46,7 +47,7 @@ TORCHFUSE_INLINE void prefetch_planes(const E* dy, const E* x, const E* y, std::
   if (kGate == Gate::kOutput) prefetch_lines(y, bytes_of<kDType>(count), kPlanesAheadBytes);
 }
 
-/// The same of rows: see prefetch_rows().
+/// Like prefetch_planes(), for rows: see prefetch_rows().
 template <DType kDType, Gate kGate, std::int64_t kRows, class E>
 TORCHFUSE_INLINE void prefetch_block(const BatchNormBackwardReduceArgs& args, const E* dy,
                                      const E* x, const E* y, std::int64_t channels, std::int64_t r,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How the sums of a batch normalization are cut into items: by the shape alone.
+// Splits the sums of a batch normalization into items. The split depends only on the shape.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace torchfuse::kernels::cpu {
 
-/// Elements of a channel that share one partial sum. Enough that partials cost little traffic; few
-/// enough that fp32 lanes stay accurate and threads have something to share.
+/// Elements of a channel per partial sum: enough that partials cost little traffic, and few enough
+/// that fp32 lanes stay accurate and threads can share the work.
 constexpr std::int64_t kPlaneElements = 8192;
 constexpr std::int64_t kRowsPerItem = 512;
-/// Several items of rows come in multiples of this, of about the same size: threads take equal
-/// numbers of items.
+/// If rows need several items, the number of items is a multiple of this, so that threads get equal
+/// numbers of items of similar size.
 constexpr std::int64_t kRowItemsMultiple = 4;
-/// Channels of an item of rows: its accumulators stay in the first-level cache.
+/// Channels per item of rows, so that the accumulators stay in the first-level cache.
 constexpr std::int64_t kTileChannels = 256;
 
-/// Items are steps of samples by steps of a plane by steps of channels.
+/// An item is a step of samples, a step in a plane and a step of channels.
 struct BatchNormSplit {
   std::int64_t outer_step, inner_step, channel_step;
   std::int64_t outer_items, inner_items, channel_items;
@@ -81,7 +81,7 @@ TORCHFUSE_HOST_DEVICE BatchNormItem item_of(const BatchNormShape& shape,
   return item;
 }
 
-/// Neighboring items lie next to each other in memory: the parts of a plane, then the channels.
+/// Neighboring items are adjacent in memory: first the parts of a plane, then the channels.
 TORCHFUSE_HOST_DEVICE BatchNormItem item_of(const BatchNormShape& shape,
                                             const BatchNormSplit& split, std::int64_t index) {
   const std::int64_t channel = index / split.inner_items;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the batch normalization passes share: gates, terms by channel, runs of planes.
+// Shared by the batch normalization passes: blocks of rows, prefetching, terms by channel, runs of
+// planes.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +12,22 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// Rows that are worked on together, so that what belongs to a channel is loaded once for all of
-/// them: of sums, and of results, whose stores take their share of the cache.
+/// Rows per block. A block loads a channel's data once for all rows. Sums use kRowBlock rows.
+/// Results use kWriteBlock rows, because stores need a share of the cache.
 constexpr std::int64_t kRowBlock = 4;
 constexpr std::int64_t kWriteBlock = 2;
-/// Vectors of each of these rows: 16-bit rows are written a line at a time.
+/// Vectors per row of a write block, so that 16-bit rows are written a line at a time.
 constexpr std::int64_t kWriteVectors = 2;
 
 // Note [Prefetching in order]
-// The processor foresees one run of memory, not several that advance in turns within a page, as
-// rows in a block do, nor the next of many short planes. So each line is prefetched, in the order
-// of memory. Measured on an AMD EPYC with data that no cache has: rows of 512 to 1,024 bytes are
-// read in half to two thirds of the time.
-/// How far ahead: of sums of rows, of sums of planes. Of results, kAheadBytes.
+// A hardware prefetcher follows one sequential stream. It does not follow several rows of a block
+// that are read alternately within a page, and does not jump to the next of many short planes.
+// Therefore each line is prefetched explicitly, in memory order. On an AMD EPYC, with uncached
+// data, rows of 512 to 1,024 bytes are then read in half to two thirds of the time.
+/// Prefetch distance for sums of rows and sums of planes. Results use kAheadBytes.
 constexpr std::int64_t kRowsAheadBytes = 8192;
 constexpr std::int64_t kPlanesAheadBytes = 1024;
-/// Of rows that lie apart, or whose channels are worked on in parts.
+/// Prefetch distance for rows that are not adjacent, or whose channels are processed in parts.
 constexpr std::int64_t kRowsAhead = 4;
 
 template <std::int64_t kVectors>
@@ -34,19 +35,19 @@ struct Vectors {
   static constexpr std::int64_t value = kVectors;
 };
 
-/// Bytes of `elements` elements.
+/// Returns the size of `elements` elements.
 template <DType kDType>
 constexpr std::int64_t bytes_of(std::int64_t elements) {
   return elements * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
 }
 
-/// Whether all rows of a tensor are one run.
+/// Returns whether all rows of a tensor are adjacent.
 TORCHFUSE_INLINE bool is_one_run(const BatchNormInput& input, std::int64_t channels) {
   return input.outer_stride == channels;
 }
 
-/// Prefetches what rows of `input` to come have of a block's row `r` from channel `c` on; of each
-/// row an item has `channels` channels.
+/// Prefetches data of later rows of `input`, for a block's row `r` from channel `c` on. An item has
+/// `channels` channels per row.
 template <std::int64_t kRows, std::int64_t kWidth, class E>
 TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
                                     std::int64_t channels, std::int64_t r, std::int64_t c) {
@@ -57,9 +58,9 @@ TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
   }
 }
 
-/// Calls block(Vectors<n>(), c) for n vectors of channels from `c` on, and single(c) for the
-/// channels of rows that fill no vector. Results are written apart from what is read, so that the
-/// last vector may overlap the one before it.
+/// Calls block(Vectors<n>(), c) for n vectors of channels from `c` on, and single(c) for channels
+/// of rows that are shorter than a vector. Results and inputs are separate memory, so the last
+/// vector may overlap the previous one.
 template <std::int64_t kWidth, class Block, class Single>
 TORCHFUSE_INLINE void for_each_block_of_row(std::int64_t channels, const Block& block,
                                             const Single& single) {
@@ -73,12 +74,12 @@ TORCHFUSE_INLINE void for_each_block_of_row(std::int64_t channels, const Block& 
   for (; c < channels; ++c) single(c);
 }
 
-/// Prefetches every line of `bytes` bytes, which are `ahead` bytes on.
+/// Prefetches every line of the `bytes` bytes that begin `ahead` bytes after `p`.
 TORCHFUSE_INLINE void prefetch_lines(const void* p, std::int64_t bytes, std::int64_t ahead) {
   for (std::int64_t i = 0; i < bytes; i += kLineBytes) prefetch(p, ahead + i);
 }
 
-/// Row `row` of the terms, from channel `c` on.
+/// Returns row `row` of the terms, from channel `c` on.
 template <class T>
 TORCHFUSE_INLINE const T* terms_row(const void* terms, std::int64_t row, std::int64_t channels,
                                     std::int64_t c) {
@@ -92,8 +93,8 @@ TORCHFUSE_INLINE const ElementOf<kDType>* run_of(const BatchNormInput& input, st
          c * input.channel_stride + i;
 }
 
-/// Calls body(outer, channel, first, count, offset) for the runs of planes that elements
-/// [begin, end) of a dense tensor consist of; `offset` is the first element's own.
+/// Calls body(outer, channel, first, count, offset) for the runs of planes in elements [begin, end)
+/// of a dense tensor. `offset` is the index of the run's first element.
 template <class Body>
 TORCHFUSE_INLINE void for_each_run(const BatchNormShape& shape, std::int64_t begin,
                                    std::int64_t end, const Body& body) {
@@ -106,7 +107,7 @@ TORCHFUSE_INLINE void for_each_run(const BatchNormShape& shape, std::int64_t beg
   }
 }
 
-/// The rows that begin within elements [begin, end) of a dense tensor.
+/// The rows that begin in elements [begin, end) of a dense tensor.
 struct RowRange {
   std::int64_t begin, end;
 };

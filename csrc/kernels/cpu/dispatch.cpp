@@ -27,7 +27,7 @@ namespace torchfuse::kernels {
 TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE_LEVEL)
 #undef TORCHFUSE_DECLARE_LEVEL
 
-/// Returns function(args, begin, end) of the level `isa`.
+/// Calls function(args, begin, end) at instruction level `isa`.
 #define TORCHFUSE_CALL_LEVEL_CASE(level, enumerator, function) \
   case CpuIsa::enumerator:                                     \
     return cpu::level::function(args, begin, end);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Vectors and single elements of one storage type, and sums of them that do not depend on the
-// vectors' width.
+// Vectors and single elements of one storage type, and sums that do not depend on the vector width.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +9,19 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-// Beside those for vectors, for the elements that fill none.
+// The scalar versions, for elements that do not fill a vector.
 using kernels::max;
 using kernels::pass_where_positive;
 
-/// Partial sums of a run of elements: element i in lane i % 32, at every vector width.
+/// Lanes of partial sums: element i is added in lane i % 32, at every vector width.
 constexpr std::int64_t kSumLanes = 32;
 template <class T>
 constexpr std::int64_t kSumVectors = kSumLanes / Simd<T>::kWidth;
 
-/// How far ahead operands are prefetched.
+/// Prefetch distance of operands in bytes.
 constexpr std::int64_t kAheadBytes = 2048;
 
-/// Elements of the storage type kDType, computed with as ComputeOf.
+/// Elements of the storage type kDType, computed in ComputeOf.
 template <DType kDType>
 struct StorageOf;
 template <>
@@ -63,7 +62,7 @@ TORCHFUSE_INLINE void store_one(double* p, double x) { *p = x; }
 TORCHFUSE_INLINE void store_one(Half* p, float x) { *p = to_half(x); }
 TORCHFUSE_INLINE void store_one(BFloat16* p, float x) { *p = to_bfloat16(x); }
 
-/// Whether the level has pairs of vectors for this type, which cost less than two vectors.
+/// Whether the level has an operation for pairs of vectors that is faster than two vectors.
 template <DType kDType>
 constexpr bool kHasPairs =
     kDType == DType::kBFloat16 &&
@@ -78,13 +77,14 @@ TORCHFUSE_INLINE void store_vector(ElementOf<kDType>* p, VectorOf<kDType> x) {
   store(p, 0, kDType, x, ComputeOf<kDType>());
 }
 
-/// Vectors of terms and accumulators, which are in the compute type.
+/// Loads and stores of terms and accumulators, which have the compute type.
 TORCHFUSE_INLINE Simd<float>::V load_terms(const float* p) { return load_f32(p); }
 TORCHFUSE_INLINE Simd<double>::V load_terms(const double* p) { return load_f64(p); }
 TORCHFUSE_INLINE void store_terms(float* p, Simd<float>::V x) { store_f32(p, x); }
 TORCHFUSE_INLINE void store_terms(double* p, Simd<double>::V x) { store_f64(p, x); }
 
-/// The first `count` elements of a vector, fewer than it has; `fill` in the other lanes.
+/// Loads the first `count` elements of a vector, fewer than a full vector. The other lanes contain
+/// `fill`.
 template <DType kDType>
 TORCHFUSE_INLINE VectorOf<kDType> load_first(const ElementOf<kDType>* p, std::int64_t count,
                                              VectorOf<kDType> fill) {
@@ -115,8 +115,8 @@ TORCHFUSE_INLINE void store_first(ElementOf<kDType>* p, std::int64_t count, Vect
   memcpy(p, stored, static_cast<std::size_t>(count) * sizeof(ElementOf<kDType>));
 }
 
-/// Calls full(v, offset) for the whole vectors of `count` elements, fewer than kSumLanes, and
-/// part(v, offset, elements) for the rest; v is the vector's place among the lanes.
+/// Calls full(v, offset) for the full vectors of `count` elements, fewer than kSumLanes, and
+/// part(v, offset, elements) for the rest. `v` is the vector's index among the lanes.
 template <class T, class Full, class Part>
 TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full, const Part& part) {
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
@@ -131,7 +131,8 @@ TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full,
   }
 }
 
-/// The sum of the lanes in fp64, by halves: a chain of 32 additions takes longer than a short row.
+/// Returns the sum of the lanes in fp64, by halves, because a chain of 32 additions takes longer
+/// than a short row.
 template <class T, class V>
 TORCHFUSE_INLINE double sum_lanes(const V (&vectors)[kSumVectors<T>]) {
   alignas(64) T lanes[kSumLanes];
@@ -162,8 +163,8 @@ TORCHFUSE_INLINE void for_each_row_block(std::int64_t begin, std::int64_t end, c
   for (; row < end; ++row) body(Rows<1>(), row);
 }
 
-/// Calls vector(i) for whole vectors and single(i) for the elements that fill none. Results are
-/// written apart from what is read, so that the last vector may overlap the one before it.
+/// Calls vector(i) for full vectors and single(i) for elements that do not fill a vector. Results
+/// and inputs are separate memory, so the last vector may overlap the previous one.
 template <std::int64_t kWidth, class Vector, class Single>
 TORCHFUSE_INLINE void for_each_element(std::int64_t count, const Vector& vector,
                                        const Single& single) {

@@ -12,10 +12,11 @@
 
 namespace torchfuse::kernels::cpu {
 
-/// Treats denormals as zero, on input and output, for its own lifetime: they cost 20 to 30 times a
-/// normal operation, and a decaying moment stays denormal for ever. Matches -ftz=true on the
-/// device, which concerns fp32 alone: fp64 kernels do not use it. The compiler does not know that
-/// arithmetic depends on it, so the arithmetic belongs into a function that is not inlined.
+/// Treats denormals as zero, on input and output, during the object's lifetime. Denormals cost 20
+/// to 30 times a normal operation, and a decaying moment would stay denormal for ever. Matches
+/// -ftz=true on the device, which only affects fp32: fp64 kernels do not use this class. The
+/// compiler does not know that arithmetic depends on the flag, so the arithmetic must be in a
+/// function that is not inlined.
 class FlushDenormals {
  public:
   TORCHFUSE_HOST_DEVICE FlushDenormals() : saved_(control()) { set_control(saved_ | kFlush); }
@@ -25,8 +26,8 @@ class FlushDenormals {
 
  private:
 #if defined(__aarch64__)
-  /// FZ: results count as denormal before they are rounded. Half precision is a format of storage
-  /// here, and conversions keep its denormals.
+  /// FZ: a result is a denormal if it is denormal before rounding. Half precision is only a storage
+  /// format here, and conversions keep half-precision denormals.
   using Control = std::uint64_t;
   static constexpr Control kFlush = Control{1} << 24;
   TORCHFUSE_HOST_DEVICE static Control control() {
@@ -38,7 +39,7 @@ class FlushDenormals {
     asm volatile("msr fpcr, %0" : : "r"(bits) : "memory");
   }
 #else
-  /// FTZ and DAZ: results count as denormal after they are rounded.
+  /// FTZ and DAZ: a result is a denormal if it is denormal after rounding.
   using Control = unsigned;
   static constexpr Control kFlush = 0x8040;
   TORCHFUSE_HOST_DEVICE static Control control() { return _mm_getcsr(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The phases of any functor on the CPU, over the objects that hold its instruction levels.
+// Runs any functor's phases on the CPU, in the objects of the instruction levels.
 #pragma once
 
 #include "kernels/layerwise_optimizer.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The CPU driver of the measure phase, in chunks of kNormChunk elements and lanes of
-// cpu/lane_sums.h: the same bits wherever ranges are split and at every instruction level. Bytes
-// per element: parameter and gradient, and the states where the phase moves them (fp32 LAMB: 16
-// read, 8 written); any alignment.
+// The CPU driver of the measure phase, in chunks of kNormChunk elements and in the lanes of
+// cpu/lane_sums.h. The result is bit-identical wherever ranges are split and at every instruction
+// level. Bytes per element: parameter and gradient, and also the states if the phase updates them
+// (fp32 LAMB: 16 read, 8 written). Any alignment.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +14,7 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// The sums of one chunk.
+/// One chunk's sums.
 template <class Functor, class T>
 struct Measured {
   using V = typename Simd<T>::V;
@@ -53,7 +53,7 @@ struct Measured {
   }
 };
 
-/// Operands of any storage, and what the measure phase does with them.
+/// Operands of any storage type, and their accesses in the measure phase.
 template <class Functor>
 struct AnyOperands {
   static constexpr bool kMoves = kStatesInMeasure<Functor>;
@@ -75,7 +75,7 @@ struct AnyOperands {
     }
   }
 
-  /// Measures the vector at `i`, moving the states where this phase does.
+  /// Measures the vector at `i`, and updates the states if this phase does.
   template <class T, class V>
   TORCHFUSE_INLINE void measure(std::int64_t i, const typename Functor::template Coefs<T>& coefs,
                                 GradCoef<T> grad_coef, V (&measured)[Functor::kNumNorms]) const {
@@ -93,8 +93,8 @@ struct AnyOperands {
   }
 };
 
-/// The same for storage that the compiler knows, with one factor of the gradient. See Note [Known
-/// storage].
+/// Like AnyOperands, for storage types that the compiler knows, and with one gradient factor. See
+/// Note [Known storage].
 template <class Functor, class Storage>
 struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
   using Base = KnownOperands<Functor, Storage, Functor::kNumStates>;
@@ -139,8 +139,8 @@ TORCHFUSE_INLINE void measure_lanes(const Access& access, std::int64_t index,
   }
 }
 
-/// The last elements of a tensor, fewer than 64, on zero-filled copies. What is measured beyond
-/// them is not counted.
+/// Measures a tensor's last elements, fewer than 64, on zero-filled copies. Values beyond these
+/// elements are not counted.
 template <class Functor, class T, class V>
 void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t count,
                   const typename Functor::template Coefs<T>& coefs, GradCoef<T> grad_coef,
@@ -157,7 +157,7 @@ void measure_tail(const Operands& operands, std::int64_t begin, std::int64_t cou
   if constexpr (kStatesInMeasure<Functor>) tail.put_back_states();
 }
 
-/// One chunk: elements [begin, end) of a tensor.
+/// Measures one chunk: elements [begin, end) of a tensor.
 template <class Functor, class T, class Access>
 __attribute__((noinline)) void measure_chunk(const Operands& operands, const Access& access,
                                              std::int64_t begin, std::int64_t end,
@@ -180,7 +180,7 @@ __attribute__((noinline)) void measure_chunk(const Operands& operands, const Acc
   measured.write(partials);
 }
 
-/// Calls run(access to the operands).
+/// Calls run(access), where `access` gives access to the operands.
 template <class Functor, class T, class Run>
 TORCHFUSE_INLINE void with_measured_operands(const Operands& operands, GradCoef<T> grad_coef,
                                              const Run& run) {

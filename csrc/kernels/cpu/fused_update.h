@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CPU driver of elementwise optimizers: flattened element ranges, vectors and tails. Bytes per
-// element are the operands' own (fp32 Adam: 16 read, 12 written); any alignment.
+// element are the operands' size (fp32 Adam: 16 read, 12 written). Any alignment.
 #pragma once
 
 #include "kernels/common/math.h"
@@ -9,7 +9,7 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// The value that is updated: the master, wherever it is kept, or the parameter.
+/// Loads the value to update: the master in either storage form, or the parameter.
 TORCHFUSE_INLINE VecF load_value(const Operands& operands, std::int64_t index, float) {
   if (operands.remainder == nullptr) {
     return load(operands.param_in, index, operands.param_in_dtype, 0.0f);
@@ -69,7 +69,7 @@ TORCHFUSE_INLINE void store_states(const Operands& operands, std::int64_t index,
   }
 }
 
-/// Updates one vector of elements at `index`.
+/// Updates the vector of elements at `index`.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_vector(const Operands& operands, std::int64_t index,
                                     const typename Functor::template Coefs<T>& coefs,
@@ -98,7 +98,7 @@ void update_tail(const Operands& operands, std::int64_t begin, std::int64_t coun
   if constexpr (!kStatesInMeasure<Functor>) tail.put_back_states();
 }
 
-/// Whole vectors of one tensor, then the rest.
+/// Updates full vectors of one tensor, then the remaining elements.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begin, std::int64_t end,
                                      const typename Functor::template Coefs<T>& coefs,
@@ -121,7 +121,7 @@ TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begi
   if (i < end) update_tail<Functor, T>(operands, i, end - i, coefs, grad_coef);
 }
 
-/// Elements [begin, end) of one tensor. See Note [Known storage].
+/// Updates elements [begin, end) of one tensor. See Note [Known storage].
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs,
@@ -132,8 +132,8 @@ TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin
   update_stretch<Functor, T>(operands, begin, end, coefs, grad_coef);
 }
 
-/// The same where the elements' numbers, which rounding asks for, do not follow each other: run
-/// after run, each as a tensor whose first element has number `operands.first`.
+/// Like update_tensor(), if the element numbers for rounding are not consecutive. Updates one run
+/// after the other, each like a tensor whose first element has number `operands.first`.
 template <class Functor, class T>
 void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t begin,
                  std::int64_t end, const typename Functor::template Coefs<T>& coefs,
@@ -148,8 +148,8 @@ void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t 
   }
 }
 
-/// The first cache lines of a tensor that comes soon. Within a tensor the hardware sees the
-/// operands; a list of small ones would wait for memory at each.
+/// Prefetches the first cache lines of one of the next tensors. Within a tensor the hardware
+/// prefetches the operands, but in a list of small tensors every tensor would wait for memory.
 TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
   constexpr std::int64_t kAhead = 2;
   constexpr std::int64_t kBytes = 256;
@@ -171,7 +171,7 @@ TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int6
   const TensorTable& table = args.tensors;
   const auto grad_coef = grad_coef_of<T>(args.scalars->grad_coef);
   typename Functor::template Coefs<T> coefs{};
-  // Most tensors share group and step count; their coefficients are computed once.
+  // Most tensors share group and step count, so coefficients are only recomputed when these change.
   std::int32_t coefs_group = -1;
   double coefs_step = 0.0;
   for (std::int64_t t = find_row(table.offsets, table.count, begin); begin < end; ++t) {

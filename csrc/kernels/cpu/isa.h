@@ -2,18 +2,17 @@
 // The instruction levels that CPU kernels are compiled for.
 //
 // Note [One object per instruction level]
-// Each file cpu/*_cpu.cpp that includes cpu/simd.h is compiled once per level of the processor's
-// architecture, with TORCHFUSE_ISA_NAMESPACE set to its name and the matching compiler flags. All
-// that it emits must lie in that namespace or be forced inline, or the linker may keep an AVX-512
-// copy of a shared function for every machine. tools/check_layers.py checks the objects' weak
-// symbols.
+// Each file cpu/*_cpu.cpp that includes cpu/simd.h is compiled once per instruction level of the
+// architecture, with TORCHFUSE_ISA_NAMESPACE set to the level's name and the matching compiler
+// flags. All emitted code must be in that namespace or be forced inline. Otherwise the linker may
+// keep an AVX-512 copy of a shared function for every machine. tools/check_layers.py checks the
+// objects' weak symbols.
 #pragma once
 
-/// Calls apply(namespace, enumerator, arguments) for each level, from the least to the best. kAvx2
+/// Calls apply(namespace, enumerator, arguments) for each level, from the lowest to the best. kAvx2
 /// includes FMA and F16C. kAvx512 includes BF16 (Sapphire Rapids, Zen 4 and later): rounding to
-/// bf16 in integer arithmetic would cost more than the wider vectors win, so older AVX-512
-/// processors run at kAvx2. NEON is part of every aarch64 processor; the baseline is what it is
-/// compared with.
+/// bf16 in integer arithmetic would cost more than the wider vectors gain, so older AVX-512
+/// processors use kAvx2. Every aarch64 processor has NEON; the baseline is only for comparison.
 #if defined(__aarch64__)
 #define TORCHFUSE_FOR_EACH_LEVEL(apply, ...) \
   apply(baseline, kBaseline, __VA_ARGS__) apply(neon, kNeon, __VA_ARGS__)
@@ -33,10 +32,10 @@ enum class CpuIsa { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_LEVEL) };
 inline constexpr CpuIsa kCpuLevels[] = {TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_LEVEL)};
 #undef TORCHFUSE_LEVEL
 
-/// The best level that this processor and operating system offer.
+/// Returns the best level that the processor and operating system support.
 CpuIsa detect_cpu_isa();
 
-/// "baseline", "avx2" or "avx512"; "baseline" or "neon".
+/// Returns "baseline", "avx2" or "avx512"; on aarch64 "baseline" or "neon".
 const char* name_of(CpuIsa isa);
 
 }  // namespace torchfuse::kernels

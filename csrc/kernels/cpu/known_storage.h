@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The update loops for operands that are stored in the usual ways.
+// Update loops for operands with common storage types.
 //
 // Note [Known storage]
-// The general loop asks for the type and the presence of each operand at every vector. While memory
-// is the limit that costs nothing. In the caches, on one thread of many channels, and with 16-bit
-// operands it took as long as the arithmetic, of SGD three times as long. So the storage that most
-// trainings have gets loops in which the compiler knows all of this. They compute the same bits.
+// The general loop tests each operand's type and presence at every vector. This costs nothing while
+// memory is the limit. In the caches, on one thread of many memory channels, and with 16-bit
+// operands, the tests took as long as the arithmetic, and for SGD three times as long. The storage
+// types that most trainings use therefore have loops in which the compiler knows types and
+// presence. The results are bit-identical.
 #pragma once
 
 #include "kernels/cpu/elements.h"
@@ -13,17 +14,16 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// Bytes ahead of the current element at which operands are prefetched, measured best between 1 and
-/// 2 KB on Sapphire Rapids and EPYC.
+/// Prefetch distance of operands in bytes. 1 to 2 KB measured best on Sapphire Rapids and EPYC.
 constexpr std::int64_t kPrefetchBytes = 1024;
 
-/// Elements of a block: a cache line of 16-bit operands, two of wider ones, so that each line is
-/// prefetched once.
+/// Elements per block: one cache line of 16-bit operands, two lines of wider operands, so that each
+/// line is prefetched once.
 template <class T>
 constexpr std::int64_t kBlock = 128 / static_cast<std::int64_t>(sizeof(T));
 
-/// `kValue` is what is updated, the master or the parameter; `kCopy` the parameter's type beside a
-/// master, otherwise kValue.
+/// `kValue` is the type of the updated value, the master or the parameter. `kCopy` is the
+/// parameter's type if there is a master, otherwise kValue.
 template <DType kValue_, DType kCopy_, DType kGrad_, DType kState_>
 struct Storage {
   static constexpr DType kValue = kValue_;
@@ -45,7 +45,7 @@ using AllBFloat16 = Storage<DType::kBFloat16, DType::kBFloat16, DType::kBFloat16
 using BFloat16WithMaster =
     Storage<DType::kFloat32, DType::kBFloat16, DType::kBFloat16, DType::kFloat32>;
 
-/// States that are always used; those behind them may be absent.
+/// Number of states that are always used. Later states may be absent.
 template <class Functor>
 constexpr int kLeastStates = Functor::kNumStates;
 template <class Functor>
@@ -60,7 +60,7 @@ TORCHFUSE_INLINE void fetch_block(const ElementOf<kDType>* block) {
   for (std::int64_t line = 0; line < kBytes; line += 64) prefetch(block, kPrefetchBytes + line);
 }
 
-/// Access to a whole vector, and to the first elements of one.
+/// Access to a full vector, and to a vector's first elements.
 struct WholeVector {
   template <DType kDType>
   TORCHFUSE_INLINE VectorOf<kDType> load(const ElementOf<kDType>* p) const {
@@ -84,7 +84,7 @@ struct FirstElements {
   }
 };
 
-/// The operands of one tensor, of which `kUsed` are states.
+/// One tensor's operands. `kUsed` of them are states.
 template <class Functor, class Storage, int kUsed>
 struct KnownOperands {
   static constexpr int kStates = Functor::kNumStates;
@@ -106,7 +106,7 @@ struct KnownOperands {
     }
   }
 
-  /// Prefetches a block ahead of `i`, of gradients and states where the phase reads them.
+  /// Prefetches one block ahead of `i`, with the gradients and states that the phase reads.
   template <bool kGrads, bool kReadsStates>
   TORCHFUSE_INLINE void fetch(std::int64_t i) const {
     fetch_block<Storage::kValue>(values + i);
@@ -156,7 +156,7 @@ struct KnownOperands {
   static constexpr bool kInPairs = kHasPairs<Storage::kValue> && kHasPairs<Storage::kGrad> &&
                                    kHasPairs<Storage::kState> && !Storage::kHasCopy;
 
-  /// Two vectors of elements, which the level may choose among those of both.
+  /// Updates two vectors of elements. The level decides which elements are in which vector.
   template <class T>
   TORCHFUSE_INLINE void update_pair(std::int64_t i,
                                     const typename Functor::template Coefs<T>& coefs,
@@ -187,8 +187,8 @@ struct KnownOperands {
   }
 };
 
-/// Updates elements [begin, end): blocks, vectors, and the elements that fill none. A function of
-/// its own, so that its loop has all registers.
+/// Updates elements [begin, end): blocks, vectors, and the remaining elements. A separate function,
+/// so that the loop can use all registers.
 template <class Functor, class Storage, int kUsed, class T>
 __attribute__((noinline)) void update_stored(const Operands& operands, std::int64_t begin,
                                              std::int64_t end,
@@ -216,7 +216,7 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
   if (i < end) known.update(i, coefs, grad_coef, FirstElements{end - i});
 }
 
-/// False, and nothing is done, if the operands are stored in another way.
+/// Returns false, and does nothing, if the operands have another storage type.
 template <class Functor, int kUsed, class T>
 TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin, std::int64_t end,
                                    const typename Functor::template Coefs<T>& coefs, T grad_coef) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of squares in 64 lanes, element i of a chunk in lane i % 64, whatever the vector width; the
-// lanes are added in a fixed tree. So the result is the same bits at every instruction level.
+// Sums of squares in 64 lanes. Element i of a chunk is added in lane i % 64 at every vector width,
+// and the lanes are added in a fixed tree. The result is therefore bit-identical at every
+// instruction level.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 constexpr std::int64_t kLanes = 64;
 
-/// Calls visit(chunk, first, stop) for each chunk of row `t`, elements [first, stop) of it, whose
-/// first flattened element lies in [begin, end).
+/// Calls visit(chunk, first, stop) for each chunk of row `t` whose first flattened element is in
+/// [begin, end). The chunk consists of the row's elements [first, stop).
 template <class Visit>
 TORCHFUSE_INLINE void for_each_norm_chunk(const TensorTable& table, std::int64_t t,
                                           std::int64_t begin, std::int64_t end,
@@ -29,7 +30,7 @@ TORCHFUSE_INLINE void for_each_norm_chunk(const TensorTable& table, std::int64_t
   }
 }
 
-/// Sums of one chunk, by lane.
+/// One chunk's sums, by lane.
 template <class T>
 struct Sums {
   alignas(64) T small[kLanes] = {};
@@ -37,8 +38,8 @@ struct Sums {
   bool nonfinite = false;
 };
 
-/// Sixty-four elements of which one is at or above the threshold, or not finite. Rare, and out of
-/// line so that the common loop keeps its sums in registers.
+/// Adds 64 elements, at least one of which reaches the threshold or is not finite. This case is
+/// rare, and the function is out of line so that the common loop keeps its sums in registers.
 template <class T>
 __attribute__((noinline)) void add_large(Sums<T>& sums, const T* x) {
   for (std::int64_t lane = 0; lane < kLanes; ++lane) {
@@ -52,12 +53,12 @@ __attribute__((noinline)) void add_large(Sums<T>& sums, const T* x) {
   }
 }
 
-/// Vectors that hold the 64 lanes.
+/// Number of vectors for the 64 lanes.
 template <class T>
 constexpr std::int64_t kLaneVectors = kLanes / Simd<T>::kWidth;
 
-/// Adds the squares of 64 elements to the lanes. `small` stands for sums.small as long as vectors
-/// are added; `largest` are the elements' largest magnitudes.
+/// Adds the squares of 64 elements to the lanes. `small` replaces sums.small while vectors are
+/// added. `largest` contains the elements' largest magnitudes.
 template <class T, class V>
 TORCHFUSE_INLINE void add_lanes(Sums<T>& sums, V (&small)[kLaneVectors<T>],
                                 const V (&x)[kLaneVectors<T>], V largest) {

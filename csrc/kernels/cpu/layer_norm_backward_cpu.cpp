@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The gradients of layer normalization: a block of rows is read from memory once, for its rows'
-// sums, and from the cache again for its gradient.
+// Layer normalization gradients. A block of rows is read once from memory for the rows' sums, and
+// once more from the cache for the gradient.
 #include "kernels/layer_norm_backward.h"
 
 #include "kernels/cpu/layer_norm_types.h"
@@ -10,13 +10,13 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-/// Rows that are worked on together: weight and partial sums are loaded once for all of them.
+/// Rows per block: weight and partial sums are loaded once for all rows of a block.
 constexpr std::int64_t kBlockRows = 4;
-/// Up to so many columns a row is worked on alone: with weight and partial sums it lies in the
-/// first-level cache.
+/// Maximum columns of rows that are processed one at a time: the row, the weight and the partial
+/// sums fit the first-level cache.
 constexpr std::int64_t kColumnsAlone = 1024;
 
-/// The operands of a pass, and x_hat from either of its sources.
+/// A pass's operands, and x_hat from either source.
 template <DType kInput, DType kOutput, bool kFromOutput>
 struct Pass {
   static constexpr DType kSource = kFromOutput ? kOutput : kInput;
@@ -34,7 +34,7 @@ struct Pass {
   const T* weight;
   const T* bias;
   const T* inverse_weight;
-  bool streamed;  ///< whether grad_input goes past the caches
+  bool streamed;  ///< whether grad_input is written past the caches
 
   explicit Pass(const LayerNormBackwardArgs& args)
       : columns(args.shape.columns),
@@ -53,7 +53,7 @@ struct Pass {
     return kFromOutput || rms ? T(0) : mean[row];
   }
 
-  /// Vectors from column `c` on; zeros past the row's end.
+  /// Load vectors from column `c` on, with zeros past the row's end.
   TORCHFUSE_INLINE V dy(std::int64_t row, std::int64_t c, std::int64_t elements) const {
     return load_some<kOutput>(grad_output + row * columns + c, elements, V(T(0)));
   }
@@ -68,7 +68,7 @@ struct Pass {
   }
 };
 
-/// What the gradient of a row's elements needs of the whole row.
+/// Values of an entire row that the gradients of its elements need.
 template <class T>
 struct RowTerms {
   T mean;
@@ -77,7 +77,8 @@ struct RowTerms {
   T minus_mean_g_x_hat;
 };
 
-/// Not inlined, as differentiate(): copies of a walk through a row make this file slow to compile.
+/// Not inlined, like differentiate(), because copies of a loop over a row make this file slow to
+/// compile.
 template <class Pass>
 __attribute__((noinline)) RowTerms<typename Pass::T> terms_of(const Pass& pass, std::int64_t row) {
   using T = typename Pass::T;
@@ -98,7 +99,7 @@ __attribute__((noinline)) RowTerms<typename Pass::T> terms_of(const Pass& pass, 
   return terms;
 }
 
-/// Rows from `row` on: gradients, and what they add to the partial sums.
+/// Computes the gradients of rows from `row` on, and adds the rows to the partial sums.
 template <std::int64_t kRows, class Pass>
 __attribute__((noinline)) void differentiate(const Pass& pass, std::int64_t row,
                                              typename Pass::T* weight_sums,
@@ -110,7 +111,7 @@ __attribute__((noinline)) void differentiate(const Pass& pass, std::int64_t row,
   for (std::int64_t r = 0; r < kRows; ++r) rows[r] = terms_of(pass, row + r);
   const auto at_columns = [&](std::int64_t c,
                               std::int64_t elements) __attribute__((always_inline)) {
-    // The row behind a short one lies in another page, which the processor does not foresee.
+    // The row behind a short row is in another page, which the hardware does not prefetch.
     if constexpr (kRows == 1) {
       prefetch(pass.grad_output + (row + 1) * pass.columns + c, 0);
       prefetch(pass.source + (row + 1) * pass.columns + c, 0);

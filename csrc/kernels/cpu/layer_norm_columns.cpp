@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The parts of layer normalization that handle one number for each column, in fp64.
+// The layer normalization computations on one number per column, in fp64.
 #include "kernels/layer_norm.h"
 #include "kernels/layer_norm_backward.h"
 
@@ -14,7 +14,7 @@ void with_compute_type(DType dtype, const Body& body) {
   body(float());
 }
 
-/// Row `index` of the terms: value_of(column), and zeros behind the last column.
+/// Fills row `index` of the terms: value_of(column), and zeros behind the last column.
 template <class T, class ValueOf>
 void fill_terms(void* terms, std::int64_t index, std::int64_t columns, const ValueOf& value_of) {
   const std::int64_t padded = padded_columns(columns);

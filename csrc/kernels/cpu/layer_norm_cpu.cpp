@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The output of layer normalization: a row is read from memory once, and from the cache for its
-// variance and again for the output. Two passes lose no digits where the mean is large.
+// Layer normalization's output. A row is read once from memory, and then from the cache for the
+// variance and for the output. Separate passes for mean and variance lose no digits if the mean is
+// large.
 #include "kernels/layer_norm.h"
 
 #include "kernels/cpu/layer_norm_types.h"
@@ -36,12 +37,13 @@ TORCHFUSE_INLINE RowStatistics<ComputeOf<kInput>> statistics_of(const ElementOf<
   sum_row<T>(columns, total,
              [&](auto& sums, std::int64_t v, std::int64_t i, std::int64_t elements)
                  __attribute__((always_inline)) {
-                   prefetch(x + columns + i, 0);  // the next row's
+                   prefetch(x + columns + i, 0);  // next row
                    V deviation = load_some<kInput>(x + i, elements, center);
                    if constexpr (!kRms) deviation = deviation - center;
                    sums[0][v] = fma(deviation, deviation, sums[0][v]);
                  });
-  // NaN for an infinite mean, whether or not the last vector had lanes to spare.
+  // Return NaN if the mean is infinite. Otherwise the result would depend on unused lanes in the
+  // last vector.
   return {mean, static_cast<T>(row_rstd(total[0] / count, eps)) + (mean - mean)};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The pairs of storage types that rows are normalized in.
+// Pairs of input and output types for normalizing rows.
 #pragma once
 
 #include "kernels/cpu/rows.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the vectors of every instruction level are written with.
+// Common includes, macros and helpers for the vectors of every instruction level.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sum of squares and non-finite flag in one read, every chunk of kNormChunk elements in the lanes
-// of cpu/lane_sums.h.
+// Sum of squares and non-finite flag in one read. Every chunk of kNormChunk elements is summed in
+// the lanes of cpu/lane_sums.h.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/cpu/lane_sums.h"
@@ -10,11 +10,11 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-/// How far ahead gradients are prefetched. Reading alone is limited by latency; this far ahead
-/// keeps two cores near the speed of a plain copy.
+/// Prefetch distance of gradients in bytes. Latency limits a pass that only reads; with this
+/// distance, two cores are nearly as fast as a plain copy.
 constexpr std::int64_t kPrefetchBytes = 4096;
 
-/// One chunk: elements [begin, end) of a tensor.
+/// Sums one chunk: elements [begin, end) of a tensor.
 template <class T>
 TORCHFUSE_INLINE NormPartial sum_chunk(const void* grad, DType dtype, std::int64_t begin,
                                        std::int64_t end) {

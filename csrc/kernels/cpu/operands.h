@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the CPU drivers know of one tensor's operands, and copies of those that are shorter than a
-// vector.
+// One tensor's operands in the CPU drivers, and copies of operands that are shorter than a vector.
 #pragma once
 
 #include <cstring>
@@ -10,9 +9,9 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// The operands of one tensor, with their storage types.
+/// One tensor's operands, with their storage types.
 struct Operands {
-  const void* param_in;  ///< the master where there is one
+  const void* param_in;  ///< the master if there is one
   void* param;
   void* master;
   std::int16_t* remainder;
@@ -24,14 +23,14 @@ struct Operands {
   DType state_dtype[kMaxStates];
   void* ema;
   DType ema_dtype;
-  EmaCoefs<double> ema_coefs;  ///< rounded to the type of the arithmetic
+  EmaCoefs<double> ema_coefs;  ///< rounded to the compute type
   bool write_back;
   bool stochastic;
   RoundingKey rounding;
-  std::int64_t first;  ///< number in the whole parameter of the element at which operands begin
+  std::int64_t first;  ///< the first element's number in the full parameter
 };
 
-/// The average of the parameter, if there is one.
+/// Sets the parameter's average, if there is one.
 TORCHFUSE_INLINE void set_ema(const TensorTable& table, const TensorRow& row, Operands& operands) {
   if (!table.has_ema) return;
   const double step = static_cast<double>(*row.step);
@@ -77,7 +76,7 @@ TORCHFUSE_INLINE void copy_block(char*& to, const char*& from) {
   from += kSize;
 }
 
-/// Copies an even number of bytes, as elements of every storage type have.
+/// Copies an even number of bytes; every storage type's size is even.
 TORCHFUSE_INLINE void copy_bytes(void* to, const void* from, std::int64_t bytes) {
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
@@ -87,8 +86,9 @@ TORCHFUSE_INLINE void copy_bytes(void* to, const void* from, std::int64_t bytes)
   if ((bytes & 2) != 0) copy_block<2>(target, source);
 }
 
-/// A stretch shorter than a vector goes through the same vector code on zero-filled copies, so that
-/// every element is computed by the same instructions wherever ranges are split.
+/// Zero-filled copies of a range that is shorter than a vector. The copies go through the same
+/// vector code, so that every element is computed by the same instructions wherever ranges are
+/// split.
 template <int kNumStates, std::int64_t kBytes>
 struct TailCopy {
   static constexpr int kEmaPlace = 4 + kMaxStates;

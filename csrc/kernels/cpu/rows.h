@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Walks along a row of elements.
+// Iterates over a row's elements.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// Calls body(lane vector, offset, elements) for vectors that together have each of `count`
-/// elements, element i in lane i % kSumLanes. `elements` is the width but for the last vector.
+/// Calls body(lane vector, offset, elements) for vectors that together contain all `count`
+/// elements, element i in lane i % kSumLanes. `elements` is the vector width, except for the last
+/// vector.
 template <class T, class Body>
 TORCHFUSE_INLINE void for_each_summed_vector(std::int64_t count, const Body& body) {
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
@@ -26,7 +27,7 @@ TORCHFUSE_INLINE void for_each_summed_vector(std::int64_t count, const Body& bod
           __attribute__((always_inline)) { body(v, i + offset, left); });
 }
 
-/// A vector of `elements` elements and zeros.
+/// Returns a vector of `elements` elements; the other lanes contain `fill`.
 template <DType kDType>
 TORCHFUSE_INLINE VectorOf<kDType> load_some(const ElementOf<kDType>* p, std::int64_t elements,
                                             VectorOf<kDType> fill) {
@@ -39,14 +40,14 @@ TORCHFUSE_INLINE void store_some(ElementOf<kDType>* p, std::int64_t elements, Ve
   store_first<kDType>(p, elements, x);
 }
 
-/// Rows of more elements are summed in pieces. Were all of them summed in the compute type, each
-/// lane would lose digits with the length of the row.
+/// Longer rows are summed in pieces. If they were summed in the compute type, each lane would lose
+/// digits as the row gets longer.
 constexpr std::int64_t kSummedTogether = 8192;
 constexpr std::int64_t kPiece = 1024;
 
-/// Sums over a row of `count` elements: in the compute type, and in fp64 over pieces, in order.
-/// Calls body(sums, lane vector, offset, elements) as for_each_summed_vector(); it adds to
-/// sums[which][lane vector].
+/// Computes sums over a row of `count` elements: in the compute type, or in fp64 over pieces, in
+/// order. Calls body(sums, lane vector, offset, elements) as for_each_summed_vector() does; `body`
+/// adds to sums[which][lane vector].
 template <class T, std::int64_t kSums, class Body>
 TORCHFUSE_INLINE void sum_row(std::int64_t count, double (&totals)[kSums], const Body& body) {
   using V = typename Simd<T>::V;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The vector type of this file's instruction level, in the terms that functors use: + - * /, unary
-// minus through subtraction, fma, sqrt, max, sign, pass_where_positive; and loads, stores and
-// what sums and roundings need of bits. See Note [One object per instruction level] in isa.h.
+// The vector type of this file's instruction level, with the operations that functors use: + - * /,
+// unary minus through subtraction, fma, sqrt, max, sign, pass_where_positive. Also loads, stores,
+// and bit operations for sums and rounding. See Note [One object per instruction level] in isa.h.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Cross entropy of softmax: a row of logits is read from memory once for its maximum and from the
-// cache for the sum of its exponentials; the backward pass reads it once and writes its gradient.
+// Softmax cross entropy. The forward pass reads a row of logits once from memory for the maximum,
+// and once from the cache for the sum of exponentials. The backward pass reads the row once and
+// writes the gradient.
 #include "kernels/softmax_cross_entropy.h"
 
 #include "kernels/common/exp.h"
@@ -10,7 +11,7 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-/// The largest lane; NaN if one is.
+/// Returns the largest lane, or NaN if a lane is NaN.
 template <class T, class V>
 TORCHFUSE_INLINE T max_lane(const V (&vectors)[kSumVectors<T>]) {
   alignas(64) T lanes[kSumLanes];
@@ -23,8 +24,8 @@ TORCHFUSE_INLINE T max_lane(const V (&vectors)[kSumVectors<T>]) {
 template <class T>
 struct RowSums {
   T largest;
-  double exponentials;  ///< of logits less the largest
-  double below;         ///< of logits less the largest
+  double exponentials;  ///< sum of exp(logit - largest)
+  double below;         ///< sum of (logit - largest)
 };
 
 template <DType kDType>
@@ -42,7 +43,8 @@ TORCHFUSE_INLINE RowSums<ComputeOf<kDType>> sums_of(const ElementOf<kDType>* x,
   });
   RowSums<T> result{max_lane<T>(largest), 0.0, 0.0};
   const V center(result.largest);
-  // Behind the row's end: an exponential of 0; NaN only where the row's sum is NaN anyway.
+  // Fill lanes behind the row's end, whose exponential is 0. They are NaN only if the row's sum is
+  // NaN anyway.
   const V nothing(static_cast<T>(-__builtin_huge_val()));
   double total[1];
   sum_row<T>(classes, total,
@@ -111,7 +113,7 @@ __attribute__((noinline)) void grad_rows(const CrossEntropyBackwardArgs& args, s
     const T rest = args.rest == nullptr ? T(0) : static_cast<const T*>(args.rest)[row];
     const T grad_loss = known ? static_cast<T>(load_channel(args.grad_losses, row, 0.0))
                               : static_cast<T>(__builtin_nan(""));
-    // Before the row is overwritten, which may be where the logits are.
+    // Read the label's logit before dx is written, because dx may be the logits.
     const T logit = known ? load_one(x + label) : T(0);
     const auto write = [&](std::int64_t i, std::int64_t elements) __attribute__((always_inline)) {
       store_some<kDType>(dx + i, elements,

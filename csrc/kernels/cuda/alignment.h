@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which accesses the addresses of a tensor's operands allow.
+// Determines which accesses the addresses of a tensor's operands allow.
 //
 // Note [Peeling]
-// Kernels handle vectors of elements with 16-byte accesses. Where operands are not 16-byte aligned,
-// a few elements at the head of each chunk are handled one by one, so many that the vectors behind
-// them need the fewest memory instructions over all operands, stored ones counting twice. An
-// operand that is still not aligned there (a gradient inside a bucket, say) is accessed with the
-// widest power of two that its address allows. Chunks are multiples of 16 bytes in every operand,
-// so one head fits all chunks of a tensor. Addresses are multiples of the element size.
+// Kernels handle vectors of elements with 16-byte accesses. If operands are not 16-byte aligned, a
+// few elements at the head of each chunk are handled one by one. The head's length is chosen so
+// that the following vectors need the fewest memory instructions over all operands; a stored
+// operand counts twice. An operand that is still not aligned after the head (for example a gradient
+// in a bucket) is accessed with the widest power of two that its address allows. Chunks are
+// multiples of 16 bytes in every operand, so one head length fits all chunks of a tensor. Addresses
+// are multiples of the element size.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace torchfuse::kernels::cuda {
 
 constexpr std::uint32_t kVectorBytes = 16;
 
-/// The widest access, a power of two of at most 16 bytes, that `address` allows.
+/// Returns the widest access, a power of two of at most 16 bytes, that `address` allows.
 TORCHFUSE_HOST_DEVICE std::uint32_t legal_width(std::uintptr_t address) {
   const std::uint32_t low = static_cast<std::uint32_t>(address) | kVectorBytes;
   return low & (~low + 1u);
@@ -32,11 +33,11 @@ struct OperandAccess {
 
 struct Peeling {
   std::uint32_t head = 0;
-  bool aligned = true;  ///< behind the head, all operands allow 16-byte accesses
+  bool aligned = true;  ///< after the head, all operands allow 16-byte accesses
 };
 
-/// How many elements to peel so that vectors of `vec` elements cost the fewest memory instructions.
-/// See Note [Peeling].
+/// Returns how many elements to peel so that vectors of `vec` elements cost the fewest memory
+/// instructions. See Note [Peeling].
 inline Peeling best_peeling(const OperandAccess* operands, int count, std::uint32_t vec) {
   std::uintptr_t low_bits = 0;
   for (int s = 0; s < count; ++s) low_bits |= operands[s].address;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The loss scale's update on the device.
+// Updates the loss scale on the device.
 #include "kernels/amp_update_scale.h"
 
 #include "kernels/cuda/launch_table.cuh"
@@ -9,7 +9,7 @@ namespace torchfuse::kernels {
 namespace cuda {
 namespace {
 
-// One thread reads and writes the scale, its trackers and counts, at most 48 bytes in all.
+// One thread reads and writes the scale, the trackers and the counts: at most 48 bytes.
 __global__ void amp_update_scale_kernel(const UpdateScaleArgs __grid_constant__ args) {
   update_scale(args);
 }

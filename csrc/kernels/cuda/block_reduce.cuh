@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of NormPartials over a warp or a block, in an order that depends on thread numbers alone:
-// the same bits on every run.
+// Sums NormPartials over a warp or a block. The order depends only on thread numbers, so results
+// are bit-identical in every run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,14 +14,14 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Lane 0 gets the sum over its warp; the other lanes get partial sums of no use.
+/// Returns the warp's sum in lane 0. Results in other lanes are meaningless.
 __device__ __forceinline__ NormPartial warp_sum(NormPartial value) {
 #pragma unroll
   for (unsigned distance = kWarpThreads / 2; distance > 0; distance /= 2) {
     NormPartial other;
     other.small = __shfl_down_sync(0xffffffffu, value.small, distance);
     other.big = __shfl_down_sync(0xffffffffu, value.big, distance);
-    // Flags are 0 or 1: the low half holds all of them.
+    // Flags are 0 or 1, so the low half is enough.
     other.nonfinite =
         __shfl_down_sync(0xffffffffu, static_cast<unsigned>(value.nonfinite), distance);
     value = value + other;
@@ -44,8 +44,8 @@ struct BlockSumShared {
   Partial warps[kWarps];
 };
 
-/// Thread 0 gets the sum over the block. All threads must call it, and pass a barrier before they
-/// call it again: the earlier sum may still be read.
+/// Returns the block's sum in thread 0. All threads must call this function, and must pass a
+/// barrier before the next call, because the earlier sum may still be read.
 template <class Partial>
 __device__ __forceinline__ Partial block_sum(Partial value) {
   BlockSumShared<Partial>& shared = block_shared<BlockSumShared<Partial>>();
@@ -59,8 +59,8 @@ __device__ __forceinline__ Partial block_sum(Partial value) {
   return value;
 }
 
-/// Thread 0 gets the sum of `count` partials: each thread adds every 256th in order, then the
-/// block's threads are added.
+/// Returns the sum of `count` partials in thread 0. Each thread adds every 256th partial in order,
+/// and then the block's threads are added.
 __device__ __forceinline__ NormPartial sum_partials(const NormPartial* partials,
                                                     std::int64_t count) {
   NormPartial sum{0.0, 0.0, 0};

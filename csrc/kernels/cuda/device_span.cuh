@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a launch carries whose rows lie on the device. See Note [Device tables].
+// Arguments of a launch whose rows are on the device. See Note [Device tables].
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,25 +14,26 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Rows [first, first + count) of a table, with room for gradients up to `kBytes` in all.
+/// Rows [first, first + count) of a table, with space for up to `kBytes` bytes of gradient
+/// addresses and fixed data.
 template <std::size_t kBytes>
 struct DeviceSpan {
   static constexpr std::size_t kFixedBytes = 2 * sizeof(void*) + 6 * sizeof(std::int32_t);
   static constexpr std::int32_t kRows =
       static_cast<std::int32_t>((kBytes - kFixedBytes) / sizeof(void*) / kWarps * kWarps);
 
-  const DeviceRow* rows;             ///< of the whole table
-  const std::int32_t* row_of_block;  ///< of the whole table
+  const DeviceRow* rows;             ///< the table's rows
+  const std::int32_t* row_of_block;  ///< the table's last row per block
   std::int32_t first;
   std::int32_t count;
-  std::uint32_t first_block;  ///< which of the table's blocks block 0 of the grid is
-  std::uint32_t block_step;   ///< to the next one: 1, or -1 in a span from the end
-  std::uint32_t blocks;       ///< the grid
-  std::uint32_t chunk;        ///< elements
-  void* grads[kRows];         ///< null: not in this launch
+  std::uint32_t first_block;  ///< index of the grid's block 0 in the table
+  std::uint32_t block_step;   ///< index step per block: 1, or -1 in a span from the end
+  std::uint32_t blocks;       ///< grid size
+  std::uint32_t chunk;        ///< elements per chunk
+  void* grads[kRows];         ///< null if the row is not in this launch
 
-  /// As many rows from `begin` on as there is room for. Returns how many take part: those of which
-  /// grad_of(position in the list) is not null.
+  /// Fills the span with as many rows from `begin` on as fit. Returns how many rows take part:
+  /// those with a non-null grad_of(position in the list).
   template <class GradOf>
   std::int32_t fill(const DeviceTable& table, std::int32_t begin, bool from_the_end,
                     GradOf grad_of) {
@@ -55,11 +56,11 @@ struct DeviceSpan {
     return taken;
   }
 
-  /// Which of the table's blocks the calling one is.
+  /// Returns the calling block's index in the table.
   __device__ __forceinline__ std::uint32_t block() const {
     return first_block + blockIdx.x * block_step;
   }
-  /// As in LaunchTable; rows are counted from the first one of the span.
+  /// Like LaunchTable's functions. Rows are numbered from the span's first row.
   __device__ __forceinline__ int last_row_here() const { return row_of_block[block()] - first; }
   __device__ __forceinline__ const DeviceRow& row(int place) const { return rows[first + place]; }
   __device__ __forceinline__ std::int64_t numel(int place) const { return row(place).tensor.numel; }
@@ -68,7 +69,7 @@ struct DeviceSpan {
   }
 };
 
-/// Whether the span of an update may have the row: operands that are not used count, too.
+/// Returns whether an update's span may contain the row. Unused operands count, too.
 inline bool all_aligned(const TensorRow& tensor) {
   std::uintptr_t low_bits = 0;
   for (const void* address : {tensor.param, tensor.grad, tensor.master, tensor.ema}) {
@@ -78,7 +79,7 @@ inline bool all_aligned(const TensorRow& tensor) {
   return legal_width(low_bits) == kVectorBytes;
 }
 
-/// The rows of a launch that says them either by value, as its `table`, or as its `span`.
+/// A launch's rows, stored either by value in `table` or on the device in `span`.
 template <class Launch>
 struct EitherRows {
   const Launch& launch;
@@ -95,7 +96,7 @@ struct EitherRows {
   __device__ __forceinline__ std::uint32_t block_in(int row) const {
     return launch.is_span ? launch.span.block_in(row) : launch.table.block_in(row);
   }
-  /// Of rows by value: a span that goes from the end says it in the order of its blocks.
+  /// Only for rows by value. In a span from the end, the blocks' order already gives the direction.
   __device__ __forceinline__ std::uint32_t blocks_behind(int row) const {
     return launch.table.blocks_behind(row);
   }

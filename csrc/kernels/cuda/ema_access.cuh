@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Access to the operands of an update that also moves an average of the parameter. See Note
-// [Averages of weights] in common/ema.h.
+// Access to the operands of an update that also updates a parameter's average. See Note [Averages
+// of weights] in common/ema.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,14 +15,15 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// The policy `Base` with one operand more, the average, in the type of the arithmetic. A kernel of
-/// its own: launches and machine code of the others do not know of averages.
+/// The policy `Base` with one additional operand: the average, in the compute type. Kernels with
+/// averages are separate, so that launches and machine code of other updates do not depend on
+/// averages.
 template <class Base>
 struct EmaAccess : Base {
   using Compute = typename Base::Compute;
   static constexpr int kEmaOperand = Base::kOperands;
   static constexpr int kOperands = Base::kOperands + 1;
-  /// A thread has 16 or 32 bytes more in flight.
+  /// A thread has 16 or 32 additional bytes in flight.
   static constexpr int kUpdateBlocksPerSm =
       Base::kUpdateBlocksPerSm > 2 ? Base::kUpdateBlocksPerSm - 1 : 2;
 
@@ -45,14 +46,14 @@ struct EmaAccess : Base {
                         std::int64_t begin, float step) {
       Base::TeamData::set(storage, row, begin, step);
       const auto coefs = ema_coefs<Compute>(storage.ema, static_cast<double>(step));
-      // One by one: two of 8 bytes are not aligned for an access of 16.
+      // Copy the fields one by one: two of 8 bytes are not aligned for a 16-byte access.
       ema.weight = coefs.weight;
       ema.copies = coefs.copies;
     }
   };
 };
 
-/// The average's elements of one vector; nothing where there is no average.
+/// One vector of the average's elements. Does nothing without an average.
 template <class Access>
 struct EmaVec {
   template <bool kAligned, class Chunk>
@@ -82,7 +83,7 @@ struct EmaVec<EmaAccess<Base>> {
     load_vec<Keep::kStream>(raw, address, access_width<kAligned>(address));
   }
 
-  /// Moves group `group` towards the new values of the parameter.
+  /// Updates group `group` of the average from the parameter's new values.
   template <class Chunk, std::size_t kGroup>
   __device__ __forceinline__ void move(const Chunk& chunk, int group,
                                        const Compute (&param)[kGroup]) {
@@ -103,7 +104,7 @@ struct EmaVec<EmaAccess<Base>> {
     store_vec<Keep::kStream>(address, raw, access_width<kAligned>(address));
   }
 
-  /// The same for one element.
+  /// Like move(), for one element.
   template <class Chunk>
   __device__ __forceinline__ static void move_one(const Chunk& chunk, std::uint32_t index,
                                                   Compute param) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of all optimizers: one body for elementwise and layerwise functors, for known and
-// looked-up storage types, for the update phase and the measure phase.
+// The kernels of all optimizers. One body serves elementwise and layerwise functors, known and
+// looked-up storage types, and the update and measure phases.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,11 +17,11 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// What the elements of one row share, in shared memory.
+/// Data that one row's elements share, in shared memory.
 template <class Access>
 struct Team : Access::TeamData {
   typename Access::Functor::template Coefs<typename Access::Compute> coefs;
-  typename Access::Compute rescale;  ///< of a gradient times its factor: 1, or 2^-126 if it is tiny
+  typename Access::Compute rescale;  ///< 1, or 2^-126 if the gradient's factor is tiny
 };
 
 template <class Access>
@@ -29,7 +29,7 @@ struct TeamsShared {
   Team<Access> teams[kWarps];
 };
 
-/// What the elements of one chunk share. Operands point to the chunk's first element.
+/// Data that one chunk's elements share. Operands point to the chunk's first element.
 template <class Access>
 struct Chunk : Access::ChunkData {
   unsigned char* operands[Access::kOperands];
@@ -62,7 +62,7 @@ __device__ __forceinline__ Chunk<typename Phase::Access> chunk_of(
   return chunk;
 }
 
-/// The phase's part of the formula, for element `place` of a vector.
+/// Applies the phase's formula to element `place` of a vector.
 template <class Phase, class Access, class T>
 __device__ __forceinline__ void apply(const Chunk<Access>& chunk, T& param, T grad,
                                       T (&state)[Access::kStates], [[maybe_unused]] int place,
@@ -85,8 +85,8 @@ __device__ __forceinline__ void apply(const Chunk<Access>& chunk, T& param, T gr
   }
 }
 
-/// A gradient times its coefficient. In a measure the second factor, which is 1 in next to all
-/// steps, is read from shared memory each time, or it would take a register.
+/// Returns a gradient times its coefficient. A measure reads the second factor, which is almost
+/// always 1, from shared memory each time, because the factor would otherwise take a register.
 template <class Phase, class Access, class T>
 __device__ __forceinline__ T scaled(const Chunk<Access>& chunk, T grad) {
   if constexpr (Phase::kMeasures && sizeof(T) < sizeof(double)) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ T scaled(const Chunk<Access>& chunk, T grad) {
   }
 }
 
-/// Gradients times their coefficient, in registers of their own: what comes next need not keep what
-/// it multiplies.
+/// Writes gradients times their coefficient. The products are in separate registers, so that later
+/// code need not keep the unscaled values.
 template <class Phase, class Access, bool kAligned>
 __device__ __forceinline__ void write_back(const Chunk<Access>& chunk, std::uint32_t index,
                                            const typename Access::RawGrad& raw) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void write_back(const Chunk<Access>& chunk, std::uint
   Access::template store<kAligned>(chunk, Access::kGradOperand, index, written);
 }
 
-/// The vector that begins at element `index`, if the gradient's factor is not tiny. All loads are
-/// issued before the first value is used.
+/// Handles the vector that begins at element `index`, if the gradient's factor is not tiny. All
+/// loads are issued before the first value is used.
 template <class Phase, bool kAligned, class Access>
 __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::uint32_t index,
                                               typename Phase::Sums& sums) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
   }
 }
 
-/// Element `index` by itself, in front of the vectors or behind them.
+/// Handles element `index` alone, before or after the vectors.
 template <class Phase, class Access>
 __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::uint32_t index,
                                               typename Phase::Sums& sums) {
@@ -215,11 +215,11 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
   }
 }
 
-/// The calling thread's share of a chunk. See Note [Peeling]. Single elements come first in an
-/// update: behind the loop they would keep its base addresses alive through it. Sums take them
-/// last, and peel nothing. With a tiny factor of the gradient all elements are single: a second
-/// factor in the loop of vectors would take registers from all steps for what next to none has.
-/// (Sums then have another order than on the CPU.)
+/// Handles the calling thread's share of a chunk. See Note [Peeling]. An update handles single
+/// elements first, because after the loop they would keep its base addresses alive through the
+/// loop. Sums handle single elements last, and peel nothing. If the gradient's factor is tiny, all
+/// elements are handled as single elements: a second factor in the vector loop would take registers
+/// from all steps for a very rare case. (Sums then have another order than on the CPU.)
 template <class Phase, bool kAligned, class Access>
 __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const RowShare& share,
                                              std::uint32_t row_head, typename Phase::Sums& sums) {
@@ -242,7 +242,7 @@ __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const R
 #pragma unroll 1
     for (std::uint32_t i = share.rank; i < singles; i += share.size) {
       handle_single<Phase>(chunk, i < head ? i : tail + (i - head), sums);
-      if constexpr (!kMayBeTiny) break;  // fewer than threads
+      if constexpr (!kMayBeTiny) break;  // fewer elements than threads
     }
     handle_vectors(std::bool_constant<kAligned>{});
   } else {
@@ -255,7 +255,7 @@ __device__ __forceinline__ void handle_chunk(const Chunk<Access>& chunk, const R
   }
 }
 
-/// Writes a chunk's partials. All threads of the block must call it.
+/// Writes a chunk's partials. All threads of the block must call this function.
 template <class Phase>
 __device__ __forceinline__ void write_partials(const Launch<Phase>& launch, const RowShare& share,
                                                const typename Phase::Sums& sums) {
@@ -271,12 +271,13 @@ __device__ __forceinline__ void write_partials(const Launch<Phase>& launch, cons
   }
 }
 
-/// The body of both kernels. One thread of each team computes what its elements share, in fp64.
+/// The body of both kernels. One thread per team computes, in fp64, the data that the team's
+/// elements share.
 template <class Phase, bool kAligned>
 __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   using Access = typename Phase::Access;
   using Functor = typename Phase::Functor;
-  // The search and both loads run side by side; a step that is skipped has counts too.
+  // The search and both loads run in parallel. A skipped step also needs the count.
   const float skip = launch.scalars->skip;
   TeamsShared<Access>& shared = block_shared<TeamsShared<Access>>();
   const RowShare share = share_of<Phase, kAligned>(launch);
@@ -309,20 +310,21 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   if constexpr (Phase::kMeasures) write_partials(launch, share, sums);
 }
 
-// A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: the sum
-// of the operands, read once (and, but for the gradient, written once): fp32 Adam 16 + 12. 16-byte
-// accesses for every operand, whatever its type; misaligned operands as in Note [Peeling], in a
-// kernel of their own so that the common one keeps its registers.
+// A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: all
+// operands, read once and, except for the gradient, written once (fp32 Adam: 16 + 12). Every
+// operand has 16-byte accesses, whatever its type. Misaligned operands are handled as in Note
+// [Peeling], in a separate kernel, so that the common kernel needs fewer registers.
 template <class Access, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? Access::kUpdateBlocksPerSm : 1)
     fused_update_kernel(const Launch<Update<Access>> __grid_constant__ launch) {
   run_phase<Update<Access>, kAligned>(launch);
 }
 
-// A block handles one chunk of kNormChunk elements, a warp one small parameter; each writes one
-// partial per norm. Bytes per element: parameter and gradient, and the states where they move (fp32
-// LAMB 16 + 8). Which thread measures which element depends on the chunk's size alone, so heads are
-// not peeled: misaligned operands are accessed with the width that their address allows.
+// A block handles one chunk of kNormChunk elements, a warp one small parameter. Each chunk gives
+// one partial per norm. Bytes per element: parameter and gradient, and also the states if the phase
+// updates them (fp32 LAMB: 16 + 8). Which thread measures which element depends only on the chunk's
+// size, so heads are not peeled: misaligned operands are accessed with the width that their address
+// allows.
 template <class Access>
 __global__ void __launch_bounds__(kThreads, Access::kMeasureBlocksPerSm)
     fused_measure_kernel(const Launch<Measure<Access>> __grid_constant__ launch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Fills launches of the update and measure kernels, for any functor and dtype tuple.
+// Fills and enqueues launches of the update and measure kernels, for any functor and dtype tuple.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,8 +22,9 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// The accesses whose kernels serve a tuple. Tuples that differ in what a phase does not touch
-/// share one: gradients in an update that reads none, states in a measure that moves none.
+/// The access policies whose kernels serve a dtype tuple. Tuples share a kernel if they differ only
+/// in operands that the phase does not use: gradients in an update that reads none, states in a
+/// measure that updates none.
 template <class Access>
 struct Needed {
   using ForUpdate = Access;
@@ -39,13 +40,13 @@ struct Needed<TypedAccess<Functor, Param, Grad, State, kMaster>> {
                                  std::conditional_t<kEarly || kMaster, State, Param>, kMaster>;
 };
 
-/// An update that moves averages needs what the update without them does, and the averages.
+/// An update with averages uses the policy of the update without averages, extended by the average.
 template <class Access>
 struct Needed<EmaAccess<Access>> {
   using ForUpdate = EmaAccess<typename Needed<Access>::ForUpdate>;
 };
 
-/// What all rows of a table share. `chunk` in elements.
+/// Sets the arguments that all rows of a table share. `chunk` is in elements.
 template <class Phase>
 void begin_launch(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t chunk,
                   Launch<Phase>& launch) {
@@ -58,7 +59,7 @@ void begin_launch(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t
   launch.table.chunk = chunk;
 }
 
-/// How a phase's accesses to a row are aligned, as far as its operands are used.
+/// Returns how a phase's accesses to a row's used operands are aligned.
 template <class Phase>
 Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
                    const typename Phase::Functor::Params& params) {
@@ -79,13 +80,13 @@ Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
   return best_peeling(accesses, count, Access::kVec);
 }
 
-/// Which rows an update has yet to enqueue.
+/// The rows that an update still has to enqueue.
 struct Rest {
-  bool of_spans = false;  ///< no row for which all_aligned() holds
+  bool of_spans = false;  ///< excludes rows for which all_aligned() holds
   bool misaligned = false;
 };
 
-/// Enqueues the rows that are kept on the device and aligned. See Note [Device tables].
+/// Enqueues the aligned rows that are kept on the device. See Note [Device tables].
 template <class Access>
 Status enqueue_spans(const UpdateArgs<typename Access::Functor>& args, Stream stream,
                      Launch<Update<Access>>& launch) {
@@ -108,7 +109,7 @@ Status enqueue_spans(const UpdateArgs<typename Access::Functor>& args, Stream st
   return Status{};
 }
 
-/// Enqueues the rows that are aligned or those that are not, by value.
+/// Enqueues the aligned rows, or the misaligned rows, by value.
 template <class Access, bool kAligned>
 Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream stream,
                        Launch<Update<Access>>& launch, Rest& rest) {
@@ -190,8 +191,8 @@ inline Status unknown_tuple() {
                 "gradient, state and master dtypes)"};
 }
 
-/// Calls run(TypedAccess<...>{}) for the tuple of a table whose parameters are in the 16-bit
-/// `Param` and that has a kernel of its own.
+/// Calls run(TypedAccess<...>{}) for the dtype tuple of a table that has a separate kernel and
+/// whose parameters have the 16-bit type `Param`.
 template <class Functor, class Param, class Run>
 Status dispatch_16_bit(const TensorTable& table, Run run) {
   const auto with_grad = [&](auto grad) {
@@ -205,8 +206,8 @@ Status dispatch_16_bit(const TensorTable& table, Run run) {
   return table.grad == DType::kFloat32 ? with_grad(float{}) : with_grad(Param{});
 }
 
-/// Calls run(TypedAccess<...>{}) for the tuple of the table, run_16_bit(Param{}) if parameters are
-/// in 16 bits, or run(LookedUpAccess<Functor>{}) if the tuple has no kernel of its own. Must agree
+/// Calls run(TypedAccess<...>{}) for the table's dtype tuple, run_16_bit(Param{}) for 16-bit
+/// parameters, or run(LookedUpAccess<Functor>{}) for a tuple without a separate kernel. Must agree
 /// with has_typed_kernel.
 template <class Functor, class Run, class Run16Bit>
 Status dispatch_access(const TensorTable& table, Run run, Run16Bit run_16_bit) {
@@ -237,7 +238,7 @@ Status update_16_bit(const UpdateArgs<Functor>& args, Stream stream) {
       args.tensors, [&](auto access) { return enqueue_updates<decltype(access)>(args, stream); });
 }
 
-/// The updates that also move averages. Must agree with has_typed_ema_kernel.
+/// Runs an update with averages. Must agree with has_typed_ema_kernel.
 template <class Functor>
 Status update_with_ema(const UpdateArgs<Functor>& args, Stream stream) {
   const TensorTable& table = args.tensors;

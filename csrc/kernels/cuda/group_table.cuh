@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The parameter groups that a launch carries by value, and how launches are filled with rows.
+// Parameter groups that a launch passes by value, and a class that fills launches with rows.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Parameter groups per launch: some 6 KB of hyper-parameters.
+/// Maximum number of parameter groups per launch: about 6 KB of hyper-parameters.
 template <class Params>
 constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
 
-/// Which groups stand where in a launch's array of kMaxGroups.
+/// Maps group ids to places in a launch's array of kMaxGroups groups.
 template <class Params>
 class GroupTable {
  public:
@@ -23,7 +23,8 @@ class GroupTable {
     last_ = 0;
   }
 
-  /// The place of `group`, entered into `launch_groups` if it is new; negative without room.
+  /// Returns the place of `group`, and copies a new group to `launch_groups`. Returns a negative
+  /// value if there is no room.
   int place(const Params* groups, std::int32_t group, Params* launch_groups) {
     if (last_ < count_ && ids_[last_] == group) return last_;
     for (last_ = 0; last_ < count_; ++last_) {
@@ -41,8 +42,8 @@ class GroupTable {
   int last_ = 0;
 };
 
-/// Fills `launch` with rows and groups. When either has no room left, `enqueue(launch)` starts the
-/// kernel, and the next launch begins.
+/// Fills `launch` with rows and groups. When there is no more room for either, `enqueue(launch)`
+/// starts the kernel, and the next launch begins.
 template <class Launch, class Enqueue>
 class LaunchFiller {
   using Params = typename Launch::Params;
@@ -65,7 +66,7 @@ class LaunchFiller {
     return Status{};
   }
 
-  /// Starts the kernel for the rows that were added last, if there are any.
+  /// Starts the kernel for the last rows, if there are any.
   Status flush() {
     if (launch_.count() == 0) return Status{};
     const Status status = enqueue_(launch_);

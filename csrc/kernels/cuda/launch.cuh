@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only place where kernels are started.
+// Starts all kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,9 +16,9 @@ namespace torchfuse::kernels::cuda {
 /// The driver's limit for kernel arguments since CUDA 12.1.
 constexpr std::size_t kMaxArgumentBytes = 32764;
 
-/// Enqueues `kernel`, whose only parameter is `const Arguments __grid_constant__`. The qualifier
-/// stands behind the type, where the emulator of tests/cpp/cuda_on_cpu can make it a reference: one
-/// copy for all threads, as on a device.
+/// Enqueues `kernel`, whose only parameter is `const Arguments __grid_constant__`. The qualifier is
+/// after the type, so that the emulator in tests/cpp/cuda_on_cpu can turn the parameter into a
+/// reference: one copy for all threads, as on a device.
 template <class Parameter, class Arguments>
 Status launch(void (*kernel)(Parameter), const Arguments& arguments, std::uint32_t blocks,
               std::uint32_t threads, Stream stream, const char* what) {
@@ -28,7 +28,7 @@ Status launch(void (*kernel)(Parameter), const Arguments& arguments, std::uint32
   const cudaError_t error =
       cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), pointers, 0, stream);
   if (error == cudaSuccess) return Status{};
-  // The failure is reported here, once; a later check must not find it again.
+  // Clear the error, because it is reported here and must not reach a later check.
   static_cast<void>(cudaGetLastError());
   return Status{static_cast<int>(error), what};
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How one launch covers many tensors of any size.
+// Lets one launch cover many tensors of any size.
 //
 // Note [Launch tables]
-// All that a launch needs to know about its tensors is passed by value in the kernel's arguments:
-// no device memory, no copy, nothing that a captured graph could find changed. Lists longer than
-// the argument limit take several launches, unless they are kept on the device: see Note [Device
-// tables]. Block b finds its tensor by binary search over `first_block`, which holds the first
-// block of each row.
+// A launch passes all data about its tensors by value, in the kernel's arguments. It needs no
+// device memory and no copy, and nothing can change under a captured graph. Lists longer than the
+// argument limit need several launches, unless the rows are kept on the device: see Note [Device
+// tables]. Block b finds its tensor by binary search in `first_block`, which contains each row's
+// first block.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,19 +19,20 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Rows that fit beside `fixed_bytes` of other arguments; 32 bytes are kept for counts and padding.
+/// Returns how many rows fit beside `fixed_bytes` of other arguments. 32 bytes are reserved for
+/// counts and padding.
 constexpr int table_capacity(std::size_t bytes_per_row, std::size_t fixed_bytes) {
   return static_cast<int>((kMaxArgumentBytes - fixed_bytes - 32) /
                           (bytes_per_row + sizeof(std::uint32_t)));
 }
 
-/// `Row` is any plain struct with a member `numel`.
+/// A table of rows in a launch's arguments. `Row` is any plain struct with a member `numel`.
 template <class Row, int kCapacity>
 struct LaunchTable {
   Row rows[kCapacity];
   std::uint32_t first_block[kCapacity];
   std::int32_t count;
-  std::uint32_t chunk;  ///< elements
+  std::uint32_t chunk;  ///< elements per chunk
   BlockCounter counter;
 
   void reset(std::uint32_t chunk_elements) {
@@ -43,14 +44,14 @@ struct LaunchTable {
   bool full() const { return count == kCapacity; }
   std::uint32_t blocks() const { return counter.blocks; }
 
-  /// Appends a row that is not empty and returns its index.
+  /// Appends a non-empty row and returns its index.
   int append(const Row& row) {
     first_block[count] = counter.take(row.numel, chunk);
     rows[count] = row;
     return count++;
   }
 
-  /// The last row of which the calling block handles something.
+  /// Returns the last row of which the calling block handles elements.
   __device__ __forceinline__ int last_row_here() const {
     int row = 0;
     int high = count;
@@ -65,21 +66,21 @@ struct LaunchTable {
     return row;
   }
   __device__ __forceinline__ std::int64_t numel(int row) const { return rows[row].numel; }
-  /// Which of a row's blocks the calling one is.
+  /// Returns the calling block's index among the row's blocks.
   __device__ __forceinline__ std::uint32_t block_in(int row) const {
     return blockIdx.x - first_block[row];
   }
-  /// How many of a row's blocks come behind the calling one.
+  /// Returns how many of the row's blocks come after the calling block.
   __device__ __forceinline__ std::uint32_t blocks_behind(int row) const {
     const std::uint32_t end = row + 1 < count ? first_block[row + 1] : counter.blocks;
     return end - 1 - blockIdx.x;
   }
 };
 
-/// What the calling thread has to do: elements [begin, begin + count) of a row, together with the
-/// `size` threads of its team, of which it is number `rank`.
+/// The calling thread's work: elements [begin, begin + count) of a row. `size` threads form a team
+/// for these elements, and `rank` is the thread's number in the team.
 struct RowShare {
-  int row;  ///< negative: nothing, but barriers must still be reached
+  int row;  ///< negative: no work, but the thread must reach barriers
   std::uint32_t team;
   std::uint32_t rank;
   std::uint32_t size;
@@ -88,14 +89,14 @@ struct RowShare {
   std::int64_t begin;
 };
 
-/// `Rows` is a launch table, or what else says the same of the rows of a launch. `from_the_end`:
-/// the blocks of a row take its chunks from the last to the first.
+/// Returns the calling thread's share of a launch's rows. `Rows` is a launch table or has the same
+/// functions. `from_the_end`: a row's blocks process its chunks from last to first.
 template <class Rows>
 __device__ __forceinline__ RowShare row_share(const Rows& rows, bool from_the_end = false) {
   const int row = rows.last_row_here();
   RowShare share;
   if (fits_warp(rows.numel(row))) {
-    // Warp w takes the w-th row before the last one of the block.
+    // Warp w handles the w-th row before the block's last row.
     share.team = threadIdx.x / kWarpThreads;
     share.rank = threadIdx.x % kWarpThreads;
     share.size = kWarpThreads;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Access to operands whose storage types are looked up as the kernel runs. See Note [Access
-// policies] in typed_access.cuh.
+// Access to operands whose storage types are looked up at run time. See Note [Access policies] in
+// typed_access.cuh.
 //
 // Note [Mixed storage]
-// Parameters, gradients, masters and each state may be stored in any of three types: a kernel for
-// every combination would be hundreds. Those that most programs use have their own, with all types
-// known at compile time. For the others one kernel per functor and phase looks the type of each
-// operand up: a branch that all threads of the device take alike, beside loads that take a hundred
-// times as long.
+// Parameters, gradients, masters and each state may have one of three storage types. Kernels for
+// all combinations would be hundreds. The combinations that most programs use have separate
+// kernels, with all types known at compile time. For all other combinations, one kernel per functor
+// and phase looks up each operand's type. All threads on the device take the same branch, and the
+// loads beside it take a hundred times as long.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,30 +28,30 @@ template <class Functor_>
 struct LookedUpAccess {
   using Functor = Functor_;
   using Compute = float;
-  struct Grad {};   ///< no type: it is looked up
-  struct State {};  ///< the same
+  struct Grad {};   ///< the type is looked up
+  struct State {};  ///< the type is looked up
 
   static constexpr int kStates = Functor::kNumStates;
   static constexpr int kParamOperand = 0;
   static constexpr int kGradOperand = 1;
-  static constexpr int kStateOperand = 2;  ///< the first of kStates
+  static constexpr int kStateOperand = 2;  ///< first of kStates operands
   static constexpr int kMasterOperand = kStateOperand + kStates;
   static constexpr int kOperands = kMasterOperand + 1;
 
-  /// Elements per vector: 16 bytes of a 16-bit operand, of which there is at least one.
+  /// Elements per vector: 16 bytes of a 16-bit operand. At least one operand has 16 bits.
   static constexpr int kVec = LookedUpVec::kElements;
   static constexpr int kGroup = kVec;
   using RawSource = LookedUpVec;
   using RawGrad = LookedUpVec;
   using RawState = LookedUpVec;
-  using Raw16 = RawVec<BFloat16, kVec>;  ///< of either 16-bit type
+  using Raw16 = RawVec<BFloat16, kVec>;  ///< either 16-bit type
 
-  /// As in TypedAccess: up to 160 bytes of loads are in flight.
+  /// As in TypedAccess. Up to 160 bytes of loads are in flight.
   static constexpr int kUpdateBlocksPerSm = 2;
   static constexpr int kMeasureBlocksPerSm = 1;
   static constexpr bool kAlignedMeasure = false;
 
-  /// The types of a launch's operands, and how parameters are rounded.
+  /// The types of a launch's operands, and the rounding of parameters.
   struct Storage {
     DType dtypes[kOperands] = {};
     bool master = false;
@@ -68,7 +68,7 @@ struct LookedUpAccess {
       dtypes[kParamOperand] = table.param;
       dtypes[kGradOperand] = table.grad;
       for (int k = 0; k < kStates; ++k) dtypes[kStateOperand + k] = table.state[k];
-      // A remainder has 16-bit elements; nothing converts it.
+      // A remainder is stored as a 16-bit type and never converted.
       dtypes[kMasterOperand] = remainder ? DType::kBFloat16 : DType::kFloat32;
     }
 
@@ -78,7 +78,7 @@ struct LookedUpAccess {
     bool has_master() const { return master; }
     bool has_operand(int operand) const { return operand != kMasterOperand || master || remainder; }
   };
-  /// Stochastic rounding asks for the number of the parameter, and of the element in it.
+  /// Stochastic rounding needs the parameter's number and the element's number in the parameter.
   struct RowData {
     std::int64_t index;
     ElementNumbers numbers;
@@ -122,8 +122,8 @@ struct LookedUpAccess {
     store_as<kAligned>(chunk.dtype(operand), chunk.operands[operand], index, raw);
   }
 
-  /// What is updated: the master, wherever it is kept, or the parameter. A remainder's words come
-  /// behind the parameter's.
+  /// Loads the value to update: the master in either storage form, or the parameter. A remainder's
+  /// words follow the parameter's words.
   template <bool kAligned, class Chunk>
   __device__ __forceinline__ static void load_source(const Chunk& chunk, std::uint32_t index,
                                                      LookedUpVec& raw) {
@@ -229,7 +229,7 @@ struct LookedUpAccess {
     });
   }
 
-  /// A state's value as it comes back from memory.
+  /// Returns a state's value as rounded to storage.
   template <class Chunk>
   __device__ __forceinline__ static float stored(const Chunk& chunk, int operand, float value) {
     with_type(chunk.dtype(operand), [&](auto narrowed) {

@@ -26,7 +26,7 @@ __device__ __forceinline__ void with_type(DType dtype, Run run) {
   }
 }
 
-/// The same where both 16-bit types are handled alike.
+/// Like with_type(), for code that handles both 16-bit types in the same way.
 template <class Run>
 __device__ __forceinline__ void with_width(DType dtype, Run run) {
   if (dtype == DType::kFloat32) {
@@ -36,8 +36,9 @@ __device__ __forceinline__ void with_width(DType dtype, Run run) {
   }
 }
 
-/// Eight elements: when loaded, as they lie in memory (fp32 takes all words, 16 bits half of them);
-/// once `set`, the bits of their fp32 values, which are converted when they are stored.
+/// Eight elements. After a load, the words contain the stored bits (all words for fp32, half of
+/// them for 16-bit types). After `set`, they contain the bits of fp32 values, which are converted
+/// when they are stored.
 struct LookedUpVec {
   static constexpr int kElements = 8;
   std::uint32_t words[kElements];

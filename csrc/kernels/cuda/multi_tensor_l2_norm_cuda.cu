@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// K1: one read of all gradients gives sums of squares and the non-finite flag, in two tiers of
-// sums; the last block may run the step's prologue.
+// K1: one read of all gradients computes sums of squares and the non-finite flag, in two tiers of
+// sums. The last block may also run the step's prologue.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/common/atomic.h"
@@ -19,18 +19,18 @@ namespace {
 struct NormRow {
   const void* grad;
   std::int64_t numel;
-  std::int64_t first_partial;  ///< of the tensor's first chunk
+  std::int64_t first_partial;  ///< the partial of the tensor's first chunk
 };
 
-/// What a launch needs to know of Note [Bundles of partials].
+/// A launch's arguments for Note [Bundles of partials].
 struct NormPlaces {
   NormPartial* partials;
-  std::int64_t num_partials;  ///< of the whole list
+  std::int64_t num_partials;  ///< number of partials of the entire list
   NormBundles bundles;
 };
 
 static_assert(norm_chunk_on_cuda(0) >= kWarpElements, "a small gradient is one chunk");
-/// Step counts that are not in a row; more of them take a launch of their own.
+/// Maximum number of non-adjacent step counts. Additional counts need a separate launch.
 constexpr int kNormSteps = 256;
 constexpr int kNormRows = table_capacity(
     sizeof(NormRow), sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(StepTable<kNormSteps>));
@@ -41,9 +41,9 @@ struct NormLaunch {
     Table table;
     DeviceSpan<sizeof(Table)> span;
   };
-  bool is_span;  ///< which of the two: see Note [Device tables]
+  bool is_span;  ///< whether `span` is used: see Note [Device tables]
   NormPlaces places;
-  PrologueInputs prologue;  ///< without scalars: none
+  PrologueInputs prologue;  ///< no prologue if scalars are null
   StepTable<kNormSteps> steps;
 
   std::uint32_t blocks() const { return is_span ? span.blocks : table.blocks(); }
@@ -57,8 +57,9 @@ __device__ __forceinline__ std::int64_t first_partial_of(const NormLaunch& launc
   return launch.is_span ? launch.span.row(row).first_chunk : launch.table.rows[row].first_partial;
 }
 
-/// The calling thread's part of `count` elements. Which thread adds which element in which order
-/// depends on `count` alone, not on the address: misaligned operands are read in narrower accesses.
+/// Sums the squares of the calling thread's part of `count` elements. Which thread adds which
+/// element, and in which order, depends only on `count`, not on the address: misaligned operands
+/// are read in narrower accesses.
 template <class S>
 __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const RowShare& share) {
   using T = decltype(widen(S{}));
@@ -92,7 +93,10 @@ __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const Row
   return sums;
 }
 
-/// Puts a team's partial into its place, and adds its bundle if that was the last one missing: see
+/// Stores a team's partial, and adds the partial's bundle if no other partial of the bundle is
+/// missing: see Note [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the
+/// team's first warp must call this function. Lane 0 passes the partial, and gets whether all
+/// bundles have now been added.
 /// Note [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the team's first
 /// warp must call it; lane 0 has the partial, and learns whether all bundles are added now.
 __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64_t place,
@@ -122,8 +126,8 @@ __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64
   return true;
 }
 
-// A block handles one chunk of up to kNormChunk elements, a warp one small gradient; each writes
-// one partial. sizeof(S) bytes per element, in 16-byte loads where the address allows it. Any
+// A block handles one chunk of up to kNormChunk elements, a warp one small gradient. Each chunk
+// gives one partial. sizeof(S) bytes per element, in 16-byte loads if the address allows them. Any
 // alignment.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
@@ -164,7 +168,7 @@ Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
   return Status{cudaErrorInvalidValue, "gradient dtype of multi_tensor_l2_norm"};
 }
 
-/// The last launch of a list: its last block runs the prologue, for everything before it on the
+/// Enqueues a list's last launch. Its last block runs the prologue, when everything earlier on the
 /// stream is finished.
 Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue, DType dtype,
                             Stream stream) {
@@ -177,12 +181,14 @@ Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
   return grow_steps(prologue.scalars, prologue.steps + taken, prologue.num_steps - taken, stream);
 }
 
-/// Enqueues all but the last launch of a list, which is left in `arguments` if there is `any`.
+/// Enqueues all but the last launch of a list. Leaves the last launch in `arguments`, and sets
+/// `any` if there is one.
 Status fill_norms(const L2NormArgs& args, Stream stream, NormLaunch& arguments, bool* any) {
   const TensorTable& tensors = args.tensors;
   const std::uint32_t chunk = static_cast<std::uint32_t>(args.chunk);
   *any = false;
-  // A launch leaves when the next row comes, so that the last one is known to be the last.
+  // A launch is enqueued when the next row follows, so that the last launch is known to be the
+  // last.
   if (tensors.device != nullptr) {
     arguments.is_span = true;
     for (std::int32_t begin = 0; begin < tensors.device->count; begin += arguments.span.count) {

@@ -28,15 +28,15 @@ struct UnscaleLaunch {
 template <class S>
 using ComputeOf = decltype(widen(S{}));
 
-/// x - x is 0 for finite x alone.
+/// Returns whether x is finite, because x - x is only 0 for a finite x.
 template <class T>
 __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
 }
 
 // A block handles one chunk of a gradient, a warp one small gradient. 2 * sizeof(S) bytes per
-// element in 16-byte accesses: the elements in front of the first 16-byte boundary, and those
-// behind the last vector, are handled one by one (at most 15 of them).
+// element in 16-byte accesses. The elements before the first 16-byte boundary and after the last
+// vector, at most 15 in total, are handled one by one.
 template <class S>
 __global__ void __launch_bounds__(kThreads)
     multi_tensor_unscale_kernel(const UnscaleLaunch __grid_constant__ launch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The phases in which a kernel walks through the elements, and the arguments of its launches.
+// The phases in which a kernel processes the elements, and the arguments of their launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,10 +21,10 @@ namespace torchfuse::kernels::cuda {
 struct Nothing {};
 
 struct RowNorms {
-  const double* norms;  ///< of the tensor, kNumNorms of them
+  const double* norms;  ///< the tensor's kNumNorms norms
 };
 
-/// The update phase: parameters, and states unless they moved before, get their new values.
+/// The update phase writes new parameters, and new states unless the measure phase has.
 template <class Access_>
 struct Update {
   using Access = Access_;
@@ -37,8 +37,8 @@ struct Update {
   using Sums = Nothing;
 };
 
-/// The measure phase: sums of what the functor measures, one partial per chunk and norm. See Note
-/// [Layerwise optimizers].
+/// The measure phase sums the functor's measured values, with one partial per chunk and norm. See
+/// Note [Layerwise optimizers].
 template <class Access_>
 struct Measure {
   using Access = Access_;
@@ -48,14 +48,14 @@ struct Measure {
   static constexpr bool kReadsGrad = true;
   static constexpr bool kReadsStates = kMovesStates;
   struct RowData {
-    MeasurePartial* partials;  ///< of the tensor's first chunk
+    MeasurePartial* partials;  ///< partials of the tensor's first chunk
   };
   struct Sums {
     ThreadMeasure<typename Access::Compute> norms[Functor::kNumNorms];
   };
 };
 
-/// Where a functor's count begins, if it asks.
+/// The step from which a functor counts, if the functor uses it.
 template <class Functor>
 struct StartOfRow {
   static constexpr const float* start = nullptr;
@@ -65,7 +65,7 @@ struct StartOfRow<Functor> {
   const float* start;
 };
 
-/// One parameter in the arguments of a launch.
+/// One parameter in a launch's arguments.
 template <class Phase>
 struct Row : Phase::RowData, Phase::Access::RowData, StartOfRow<typename Phase::Functor> {
   void* operands[Phase::Access::kOperands];
@@ -73,7 +73,7 @@ struct Row : Phase::RowData, Phase::Access::RowData, StartOfRow<typename Phase::
   std::int64_t numel;
 };
 
-/// What a measure, which peels nothing, has in place of a head where vectors are misaligned.
+/// Replaces the head's length in a measure, which peels nothing, if vectors are misaligned.
 constexpr std::uint8_t kMisaligned = 1;
 
 template <class Phase>
@@ -95,18 +95,18 @@ TORCHFUSE_HOST_DEVICE Row<Phase> row_of(const TensorRow& tensor) {
   return row;
 }
 
-/// Whether launches of a kernel may be spans of a device table: updates of aligned operands that
-/// need nothing besides.
+/// Whether a kernel's launches may be spans of a device table: updates of aligned operands that
+/// need no other data.
 template <class Phase, bool kAligned>
 constexpr bool kTakesSpans = kAligned && !Phase::kMeasures && !Layerwise<typename Phase::Functor>;
 
-/// The arguments of a kernel.
+/// A kernel's arguments.
 template <class Phase>
 struct Launch : Phase::Access::Storage {
   using Params = typename Phase::Functor::Params;
   using Storage = typename Phase::Access::Storage;
   static constexpr std::size_t kStorageBytes = std::is_empty_v<Storage> ? 0 : sizeof(Storage);
-  /// Each row also has its group and its head.
+  /// Each row also has a group and a head.
   static constexpr int kRows =
       table_capacity(sizeof(Row<Phase>) + 2,
                      kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes);
@@ -116,7 +116,7 @@ struct Launch : Phase::Access::Storage {
     Table table;
     DeviceSpan<sizeof(Table)> span;
   };
-  bool is_span;       ///< which of the two
+  bool is_span;       ///< whether `span` is used
   bool from_the_end;  ///< see row_share(); false in a span
   bool write_back_grads;
   Params groups[kMaxGroups<Params>];
@@ -147,7 +147,7 @@ __device__ __forceinline__ RowShare share_of(const Launch<Phase>& launch) {
   }
 }
 
-/// What a launch says of one of its rows, wherever it says it.
+/// A launch's data about one row, from the table or from the span.
 template <class Phase>
 struct FoundRow {
   Row<Phase> row;

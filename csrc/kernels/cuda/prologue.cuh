@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The prologue as one device function for its two callers: the last block of the norm kernel and
-// the one-block kernel of prologue_cuda.cu.
+// The prologue as a device function with two callers: the norm kernel's last block, and the
+// one-block kernel in prologue_cuda.cu.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// What the prologue needs apart from its step counts.
+/// The prologue's inputs other than step counts.
 struct PrologueInputs {
   PrologueParams params;
   const NormPartial* partials;
@@ -21,15 +21,16 @@ struct PrologueInputs {
   StepScalars* scalars;
 };
 
-/// Step counts that one launch grows. Those of an optimizer lie one behind the other (see Note
-/// [Step counts in one buffer] in step_views.cpp), so that the first one's address tells them all.
+/// Step counts that one launch increments. An optimizer's counts are adjacent (see Note [Step
+/// counts in one buffer] in step_views.cpp), so the first address determines all.
 template <int kPointers>
 struct StepTable {
   std::int32_t count;
   bool in_a_row;
-  float* steps[kPointers];  ///< the first one alone, if they are in a row
+  float* steps[kPointers];  ///< only the first address if the counts are adjacent
 
-  /// Takes the first of `available` counts, `most_in_a_row` at most; returns how many.
+  /// Stores the first of `available` counts, adjacent ones up to `most_in_a_row`. Returns how many
+  /// counts it stored.
   std::int64_t take(float* const* source, std::int64_t available, std::int64_t most_in_a_row) {
     const auto address = [&](std::int64_t i) {
       return reinterpret_cast<std::uintptr_t>(source[i]);
@@ -52,14 +53,15 @@ struct StepTable {
   }
 };
 
-/// In a row: those that the prologue's block grows sooner than another launch would begin.
+/// Maximum number of adjacent counts: the prologue's block increments this many before another
+/// launch would begin.
 constexpr std::int64_t kMostStepsOfABlock = 4096;
 
 struct PrologueShared {
   float skip;
 };
 
-/// Called by all threads of one block of kThreads threads.
+/// All threads of one block of kThreads threads must call this function.
 template <int kPointers>
 __device__ __forceinline__ void run_prologue(const PrologueInputs& inputs,
                                              const StepTable<kPointers>& steps) {
@@ -88,8 +90,8 @@ __device__ __forceinline__ void run_prologue(const PrologueInputs& inputs,
   }
 }
 
-/// Enqueues step counts += 1 for a host array of device pointers, unless scalars->skip is set. For
-/// those that did not fit into the launch that ran the prologue.
+/// Enqueues step counts += 1 for a host array of device pointers, unless scalars->skip is set. Used
+/// for counts that did not fit the launch that ran the prologue.
 Status grow_steps(const StepScalars* scalars, float* const* steps, std::int64_t count,
                   Stream stream);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The prologue as a kernel of its own, for steps that the norm kernel's last block cannot serve.
+// The prologue as a separate kernel, for steps in which the norm kernel's last block cannot run it.
 #include "kernels/prologue.h"
 
 #include "kernels/cuda/launch_table.cuh"
@@ -28,8 +28,8 @@ struct ReduceLaunch {
   NormPartial* sum;
 };
 
-// One block: sums the partials (24 bytes each), takes the step's decisions and adds one to each
-// step count (8 bytes each). No alignment beyond the types' own.
+// One block sums the partials (24 bytes each), makes the step's decisions and increments each step
+// count (8 bytes each). No alignment beyond the types' own.
 __global__ void __launch_bounds__(kThreads)
     prologue_kernel(const PrologueLaunch __grid_constant__ launch) {
   run_prologue(launch.inputs, launch.steps);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < launch.steps.count) *launch.steps.at(i) += 1.0f;
 }
 
-// One block: sums the partials (24 bytes each).
+// One block sums the partials (24 bytes each).
 __global__ void __launch_bounds__(kThreads)
     reduce_partials_kernel(const ReduceLaunch __grid_constant__ launch) {
   const NormPartial sum = sum_partials(launch.partials, launch.count);

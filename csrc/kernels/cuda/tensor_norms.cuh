@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The norms phase: from the partials of a tensor's chunks to what its update needs. See Note
-// [Layerwise optimizers].
+// The norms phase computes norms from the partials of a tensor's chunks. See Note [Layerwise
+// optimizers].
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,7 @@ struct NormsRow {
 template <class Functor>
 struct NormsLaunch {
   using Params = typename Functor::Params;
-  /// Each row also has its group.
+  /// Each row also has a group.
   static constexpr int kRows =
       table_capacity(sizeof(NormsRow) + 1, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
 
@@ -46,8 +46,9 @@ struct NormsLaunch {
   }
 };
 
-// A block handles one tensor: it sums the partials (32 bytes each), every 256th by the same thread,
-// in order, and writes the norms. T is the type of what is tracked. No alignment beyond the types'.
+// A block handles one tensor. It sums the partials (32 bytes each) and writes the norms; each
+// thread sums every 256th partial in order. T is the type of the state per tensor. No alignment
+// beyond the types' own.
 template <class Functor, class T>
 __global__ void __launch_bounds__(kThreads)
     tensor_norms_kernel(const NormsLaunch<Functor> __grid_constant__ launch) {

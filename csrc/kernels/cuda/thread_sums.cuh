@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of squares of the elements that one thread sees.
+// Sums of squares over one thread's elements.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,10 +10,9 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// One thread's sums. Squares below the threshold stay under 2^120 (2^1000 in fp64), scaled ones
-/// under 2^96 (2^848), and a thread adds at most 64 of each: a sum that is not finite proves an
-/// element that is not finite, and the reverse holds because NaN and infinity survive squaring and
-/// adding.
+/// One thread's sums. Squares below the threshold are less than 2^120 (2^1000 in fp64), scaled
+/// squares less than 2^96 (2^848), and a thread adds at most 64 of each. A non-finite sum therefore
+/// proves a non-finite element. Conversely, NaN and infinity survive squaring and adding.
 template <class T>
 struct ThreadSums {
   static constexpr int kChains = 4;  ///< independent additions

@@ -2,15 +2,15 @@
 // Access to operands whose storage types are known at compile time.
 //
 // Note [Access policies]
-// The kernels of fused_kernels.cuh walk through operands: parameter, gradient, states, master. How
-// their elements lie in memory is the policy's to know:
+// The kernels in fused_kernels.cuh process operands: parameter, gradient, states, master. An access
+// policy defines how the operands' elements are stored:
 //
 //   TypedAccess      all types are template arguments: one kernel for each tuple of them
 //   LookedUpAccess   one kernel for all other tuples, which looks the types up as it runs
 //
-// A policy loads vectors as they lie in memory, so that the loads of all operands are in flight
-// together. Later it converts kGroup elements at a time: a pair, so that few converted values are
-// alive, or a whole vector, so that the type is looked up once.
+// A policy first loads vectors of stored bits, so that the loads of all operands are in flight
+// together. It then converts kGroup elements at a time: a pair, so that few converted values are
+// alive, or a full vector, so that the type is looked up once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,12 +34,12 @@ struct TypedAccess {
   using State = State_;
   using Compute = std::conditional_t<std::is_same_v<Param, double>, double, float>;
   static constexpr bool kMaster = kMaster_;
-  using Source = std::conditional_t<kMaster, float, Param>;  ///< what the old value is read from
+  using Source = std::conditional_t<kMaster, float, Param>;  ///< storage of the old value
 
   static constexpr int kStates = Functor::kNumStates;
   static constexpr int kParamOperand = 0;
   static constexpr int kGradOperand = 1;
-  static constexpr int kStateOperand = 2;  ///< the first of kStates
+  static constexpr int kStateOperand = 2;  ///< first of kStates operands
   static constexpr int kSourceOperand = kMaster ? kStateOperand + kStates : kParamOperand;
   static constexpr int kOperands = kStateOperand + kStates + (kMaster ? 1 : 0);
 
@@ -53,21 +53,21 @@ struct TypedAccess {
   using RawGrad = RawVec<Grad, kVec>;
   using RawState = RawVec<State, kVec>;
 
-  /// Bytes that a thread has in flight, all states in use.
+  /// Bytes that a thread has in flight if all states are used.
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
-  /// Resident blocks per multiprocessor that registers are budgeted for: as many as go without
-  /// spills on every architecture. 40 to 96 KB of loads are in flight.
+  /// Resident blocks per multiprocessor in the register budget: the maximum without spills on every
+  /// architecture. 40 to 96 KB of loads are in flight.
   static constexpr int kUpdateBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes >= 128 ? 2
                                             : kVec == 4                               ? 4
                                                                                       : 3;
   static constexpr int kMeasureBlocksPerSm = kVec == 4 ? 3 : 2;
-  /// Whether a measure has a loop of its own for aligned rows: it saves an eighth of the
-  /// instructions where there are seven accesses, and little where there are two. With 16-bit
-  /// operands it would cost a resident block.
+  /// Whether a measure has a separate loop for aligned rows. The loop saves an eighth of the
+  /// instructions with seven accesses, and little with two. With 16-bit operands it would cost a
+  /// resident block.
   static constexpr bool kAlignedMeasure = kStatesInMeasure<Functor> && kVec == 4;
 
-  /// What a launch has to say about its operands besides their addresses: nothing, it is all known.
+  /// A launch's data about its operands besides addresses: none, because all types are known.
   struct Storage {
     Storage() = default;
     explicit Storage(const TensorTable&) {}
@@ -80,7 +80,7 @@ struct TypedAccess {
     static constexpr bool has_master() { return kMaster; }
     static constexpr bool has_operand(int) { return true; }
   };
-  /// What a row says besides, what a team shares, and what a chunk knows: nothing either.
+  /// Additional data per row, team and chunk: none.
   struct RowData {
     TORCHFUSE_HOST_DEVICE void set(const TensorRow&) {}
   };
@@ -114,7 +114,7 @@ struct TypedAccess {
     load<kAligned>(chunk, kSourceOperand, index, raw);
   }
 
-  /// The master, if there is one, and the parameter.
+  /// Stores the master, if there is one, and the parameter.
   template <bool kAligned, class Chunk>
   __device__ __forceinline__ static void store_source(const Chunk& chunk, std::uint32_t index,
                                                       const RawSource& raw) {
@@ -165,7 +165,7 @@ struct TypedAccess {
     store_element<S>(chunk.operands[operand], index, value);
   }
 
-  /// A state's value as it comes back from memory.
+  /// Returns a state's value as rounded to storage.
   template <class Chunk>
   __device__ __forceinline__ static Compute stored(const Chunk&, int /*operand*/, Compute value) {
     if constexpr (sizeof(State) == sizeof(Compute)) return value;

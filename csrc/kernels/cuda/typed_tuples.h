@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which kernel updates a table on CUDA.
+// Determines which kernel updates a table on CUDA.
 #pragma once
 
 #include "kernels/common/dtype.h"
@@ -7,7 +7,7 @@
 
 namespace torchfuse::kernels {
 
-/// The dtype tuples that have an update kernel of their own, all states being of one dtype:
+/// The dtype tuples that have a separate update kernel. All states have one dtype:
 ///
 ///   param      grad                     state            master
 ///   fp32       fp32, fp16, bf16         fp32             -
@@ -27,7 +27,7 @@ constexpr bool has_typed_kernel(DType param, DType grad, DType state, bool has_m
   return grad_fits && state_fits;
 }
 
-/// The same for a table whose functor has `num_states` states.
+/// Like the overload above, for a table whose functor has `num_states` states.
 constexpr bool has_typed_kernel(const TensorTable& table, int num_states) {
   if (table.has_remainder || table.stochastic) return false;
   for (int k = 1; k < num_states; ++k) {
@@ -37,16 +37,16 @@ constexpr bool has_typed_kernel(const TensorTable& table, int num_states) {
   return has_typed_kernel(table.param, table.grad, state, table.has_master);
 }
 
-/// Of these, the ones that have a kernel of their own for updates with averages of the parameters:
-/// gradients are in the parameter's dtype, and 16-bit parameters have masters.
+/// Returns whether the tuple also has a separate kernel for updates with averages: gradients have
+/// the parameter's dtype, and 16-bit parameters have masters.
 constexpr bool has_typed_ema_kernel(const TensorTable& table, int num_states) {
   return has_typed_kernel(table, num_states) && table.grad == table.param &&
          table.has_master == (size_of(table.param) == 2);
 }
 
-/// Every other table without fp64 is updated by one kernel that looks the types up as it runs.
-/// Masters belong to 16-bit parameters, remainders to those in bf16, and those without either may
-/// be rounded stochastically.
+/// Returns whether the kernel that looks types up at run time supports the table: any table without
+/// fp64. Masters require 16-bit parameters, remainders require bf16, and only parameters without
+/// either may be rounded stochastically.
 constexpr bool has_looked_up_kernel(const TensorTable& table, int num_states) {
   bool wide = table.param == DType::kFloat64 || table.grad == DType::kFloat64;
   for (int k = 0; k < num_states; ++k) wide = wide || table.state[k] == DType::kFloat64;

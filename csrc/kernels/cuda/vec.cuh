@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Vectors of storage elements: raw bits in registers first, converted later, so that the loads of
-// all operands are in flight together. Conversions equal those of common/float16.h up to NaN
-// payloads.
+// Vectors of storage elements. Raw bits are loaded first and converted later, so that the loads of
+// all operands are in flight together. Conversions equal common/float16.h except for NaN payloads.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,10 +16,10 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// How long a line should stay in the caches: kStream is for operands larger than them.
+/// Cache hint. kStream is for operands larger than the caches.
 enum class Keep { kNormal, kStream };
 
-/// kVec elements of storage type S, as they lie in memory.
+/// kVec elements of storage type S, as stored in memory.
 template <class S, int kVec>
 struct RawVec {
   static constexpr int kWords = kVec * static_cast<int>(sizeof(S)) / 4;
@@ -28,7 +27,7 @@ struct RawVec {
   std::uint32_t words[kWords];
 };
 
-/// One access of the width of T.
+/// Loads a T with one access.
 template <class T, Keep kKeep>
 __device__ __forceinline__ T load_once(const unsigned char* address) {
   const T* typed = reinterpret_cast<const T*>(address);
@@ -103,14 +102,15 @@ __device__ __forceinline__ void store_words(unsigned char* address,
   }
 }
 
-/// The width of accesses at `address`. Found anew for every vector where operands are misaligned:
-/// three instructions, where widths kept for the loop would cost a register per operand.
+/// Returns the access width at `address`. For misaligned operands, the width is computed for every
+/// vector: three instructions, while a width kept during the loop would cost a register per
+/// operand.
 template <bool kAligned>
 __device__ __forceinline__ std::uint32_t access_width(const unsigned char* address) {
   return kAligned ? kVectorBytes : legal_width(reinterpret_cast<std::uintptr_t>(address));
 }
 
-/// Within a chunk 32 bits are enough.
+/// Returns an element's byte offset. Within a chunk, 32 bits are enough.
 template <class S>
 __device__ __forceinline__ std::uint32_t byte_offset(std::uint32_t index) {
   return index * static_cast<std::uint32_t>(sizeof(S));
@@ -166,7 +166,7 @@ __device__ __forceinline__ void narrow(float value, Half& stored) {
   stored.bits = __half_as_ushort(__float2half_rn(value));
 }
 
-/// Two 16-bit elements as one word, the first in the low half: one instruction for both.
+/// Returns two 16-bit elements as one word, the first in the low half, with one instruction.
 __device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, BFloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   std::uint32_t word;
@@ -181,8 +181,8 @@ __device__ __forceinline__ std::uint32_t narrow_pair(float first, float second, 
   return word;
 }
 
-/// Elements 2 * pair and 2 * pair + 1 of a vector, converted. Vectors are worked on pair by pair,
-/// in place, so that few converted values are alive at a time.
+/// Converts elements 2 * pair and 2 * pair + 1 of a vector. Vectors are processed pair by pair, in
+/// place, so that few converted values are alive at a time.
 template <class T, class S, int kVec>
 __device__ __forceinline__ void get_pair(const RawVec<S, kVec>& raw, int pair, T (&values)[2]) {
   if constexpr (sizeof(S) == 2) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ void set_pair(RawVec<S, kVec>& raw, int pair, const T
   }
 }
 
-/// Element `index` of an operand.
+/// Loads element `index` of an operand.
 template <class S>
 __device__ __forceinline__ auto load_element(const unsigned char* operand, std::uint32_t index) {
   return widen(reinterpret_cast<const S*>(operand)[index]);

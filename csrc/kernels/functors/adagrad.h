@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Adagrad (Duchi, Hazan and Singer 2011), as torch.optim.Adagrad, also with decoupled weight decay.
+// Adagrad (Duchi, Hazan and Singer 2011), like torch.optim.Adagrad, with optional decoupled weight
+// decay.
 #pragma once
 
 #include "kernels/common/hyper_param.h"
@@ -31,10 +32,10 @@ struct Adagrad {
   static constexpr const char* kStateNames[] = {"sum"};
   static constexpr int kNumStates = 1;
 
-  /// Whether the operand `state` is used at all under these hyper-parameters.
+  /// Returns whether these hyper-parameters use the operand `state`.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int /*state*/) { return true; }
 
-  /// What one tensor's elements share.
+  /// Coefficients that a tensor's elements share.
   template <class T>
   struct Coefs {
     T grad_sign;

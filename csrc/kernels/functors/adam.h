@@ -40,13 +40,13 @@ struct Adam {
   static constexpr int kNumStates = 3;    ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
   static constexpr int kLeastStates = 2;  ///< always used
 
-  /// Whether the operand `state` is used at all under these hyper-parameters.
+  /// Returns whether these hyper-parameters use the operand `state`.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int state) {
     return state < 2 || params.amsgrad;
   }
 
-  /// What one tensor's elements share: hyper-parameters and bias corrections, rounded to the
-  /// accumulation type once.
+  /// Coefficients that a tensor's elements share: hyper-parameters and bias corrections, rounded
+  /// once to the accumulation type.
   template <class T>
   struct Coefs {
     T grad_sign;
@@ -60,7 +60,7 @@ struct Adam {
     bool amsgrad;
   };
 
-  /// Everything in fp64, rounded at the end, so that host and device agree bit for bit.
+  /// Computes in fp64 and rounds at the end, so that host and device agree bit for bit.
   template <class T>
   TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
     const double lr = params.lr.load();
@@ -84,7 +84,7 @@ struct Adam {
     return coefs;
   }
 
-  /// One element, or one vector of elements, `V` being T or a SIMD vector of T.
+  /// Updates one element or one vector: `V` is T or a SIMD vector of T.
   ///
   ///   g  = +-grad + l2_decay * p
   ///   m += (1 - beta1) (g - m)         v += (1 - beta2) (g^2 - v)
@@ -104,7 +104,8 @@ struct Adam {
       second_moment = state[2];
     }
     const V denominator = fma(sqrt(second_moment), V(coefs.inverse_sqrt_bias2), V(coefs.eps));
-    // Both changes are summed before they meet the parameter: one rounding at its magnitude.
+    // Sum both changes before adding them to the parameter, so that only one rounding is at the
+    // parameter's magnitude.
     const V adam_change = state[0] / denominator * V(coefs.minus_step_size);
     param = param + fma(V(coefs.minus_lr_decay), param, adam_change);
   }

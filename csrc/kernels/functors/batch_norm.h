@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Batch normalization, one channel at a time: what is summed, what travels between ranks, what
-// every element is multiplied with.
+// Batch normalization of one channel: the sums, the data that ranks exchange, and the terms that
+// every element uses.
 //
 // Note [Moments that add up]
-// Ranks exchange sums, so that one SUM over any number of ranks combines them and an empty rank is
-// a row of zeros. The variance is the difference of two such sums, sum of squares and square of the
-// sum, which loses 2 log2(mean / sigma) bits: half of a double at mean 1e4 sigma. So both sums
-// travel in two parts, the leading 24 bits and the rest. Leading parts of like size add without
-// rounding, and where one rank's is so small that its last bits are lost, the ranks' means differ
-// so much that the variance does not miss them. So 77 bits are added up: the
-// combined variance is as exact as the ranks' own up to means of 1e6 sigma, and hardly depends on
-// the order of the ranks.
+// Ranks exchange sums, so that one all-reduce combines any number of ranks, and an empty rank
+// contributes zeros. The variance is the difference of two such sums, sum of squares and squared
+// sum. This difference loses 2 log2(mean / sigma) bits: half of a double's bits if the mean is 1e4
+// sigma. Both sums are therefore sent in two parts: the leading 24 bits and the rest. Leading parts
+// of similar size add without rounding. If one rank's sum is so small that its last bits are lost,
+// the ranks' means differ so much that the variance does not need these bits. In total 77 bits are
+// added: the combined variance is as exact as each rank's variance for means up to 1e6 sigma, and
+// hardly depends on the order of the ranks.
 //
 // Note [Two-part mean]
-// Near a large mean the spacing of floats is a visible part of sigma. x - center is exact there,
-// center being the mean as a float; what the rounding of center left over goes into the constant
-// term, which is computed in fp64.
+// Near a large mean, the spacing of floats is a visible part of sigma. x - center is exact there,
+// where center is the mean rounded to float. The mean's rounding error goes into the constant term,
+// which is computed in fp64.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@
 
 namespace torchfuse::kernels {
 
-/// Elements, mean and sum of squared deviations of one channel.
+/// One channel's count, mean and sum of squared deviations.
 struct Moments {
   double count = 0.0;
   double mean = 0.0;
   double m2 = 0.0;
 };
 
-/// Sums of x - pivot and of its square over `count` elements.
+/// Sums of x - pivot and (x - pivot)^2 over `count` elements.
 struct PivotedSums {
   double pivot = 0.0;
   double sum = 0.0;
@@ -43,8 +43,8 @@ struct PivotedSums {
   double count = 0.0;
 };
 
-/// `a` with the elements of `b`, about the pivot of `a`. Pivots are elements of the channel, so
-/// what the shift costs in precision is bounded by a few sigma.
+/// Merges `b` into `a`, about a's pivot. Pivots are elements of the channel, so the shift's loss of
+/// precision is bounded by a few sigma.
 TORCHFUSE_HOST_DEVICE PivotedSums merge(const PivotedSums& a, const PivotedSums& b) {
   if (a.count == 0.0) return b;
   if (b.count == 0.0) return a;
@@ -61,7 +61,7 @@ TORCHFUSE_HOST_DEVICE Moments moments_of(const PivotedSums& sums) {
   return Moments{sums.count, sums.pivot + offset, m2 < 0.0 ? 0.0 : m2};
 }
 
-/// a + b and a * b without rounding error, as value and remainder (Dekker; Knuth).
+/// a + b or a * b without rounding error, as value and remainder (Dekker; Knuth).
 struct TwoPart {
   double value;
   double rest;
@@ -76,7 +76,7 @@ TORCHFUSE_HOST_DEVICE TwoPart exact_product(double a, double b) {
   return TwoPart{product, kernels::fma(a, b, -product)};
 }
 
-/// The leading 24 bits of a double.
+/// Returns a double's leading 24 bits.
 TORCHFUSE_HOST_DEVICE double leading_bits(double x) {
   std::uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -85,13 +85,14 @@ TORCHFUSE_HOST_DEVICE double leading_bits(double x) {
   return x;
 }
 
-/// Doubles that carry the moments of `channels` channels between ranks: sum and sum of squares in
-/// two parts each, and the number of elements per channel. See Note [Moments that add up].
+/// Number of doubles in which ranks exchange the moments of `channels` channels: sum and sum of
+/// squares in two parts each, and the number of elements per channel. See Note [Moments that add
+/// up].
 TORCHFUSE_HOST_DEVICE constexpr std::int64_t packed_moments_size(std::int64_t channels) {
   return 4 * channels + 1;
 }
 
-/// Writes channel `c`; the caller writes the count, packed[4 * channels], once.
+/// Writes channel `c`. The caller writes the count, packed[4 * channels], once.
 TORCHFUSE_HOST_DEVICE void pack_moments(const Moments& moments, double* packed, std::int64_t c,
                                         std::int64_t channels) {
   const TwoPart sum = exact_product(moments.count, moments.mean);
@@ -123,7 +124,7 @@ TORCHFUSE_HOST_DEVICE Moments unpack_moments(const double* packed, std::int64_t 
   return Moments{count, mean, value < 0.0 ? 0.0 : value};
 }
 
-/// What an output needs to know of a channel: y = (x - center) * scale + shift.
+/// A channel's terms for the output: y = (x - center) * scale + shift.
 template <class T>
 struct NormalizeTerms {
   T center;
@@ -146,13 +147,13 @@ TORCHFUSE_HOST_DEVICE V normalize(V deviation, V scale, V shift) {
   return fma(deviation, scale, shift);
 }
 
-/// Gradients of weight and bias, and what the ranks add up: sum of dy, sum of dy * x_hat.
+/// Gradients of bias and weight, and also the sums that ranks exchange: dy and dy * x_hat.
 struct GradSums {
   double dy = 0.0;
   double dy_xhat = 0.0;
 };
 
-/// From the sums of dy and dy * (x - center), center being the mean as a T.
+/// Computes the sums from those over dy and dy * (x - center), where center is the mean as a T.
 template <class T>
 TORCHFUSE_HOST_DEVICE GradSums grad_sums(double dy, double dy_deviation, double mean,
                                          double invstd) {
@@ -168,7 +169,7 @@ struct GradInputTerms {
   T constant;
 };
 
-/// `count` 0: statistics that do not depend on the input.
+/// A `count` of 0 means that the statistics do not depend on the input.
 template <class T>
 TORCHFUSE_HOST_DEVICE GradInputTerms<T> grad_input_terms(double mean, double invstd, double weight,
                                                          const GradSums& sums, double count) {
@@ -194,7 +195,7 @@ TORCHFUSE_HOST_DEVICE double biased_variance(const Moments& moments) {
   return moments.count == 0.0 ? 0.0 : moments.m2 / moments.count;
 }
 
-/// As torch: running variances are unbiased. A single element has no variance, and counts as 0.
+/// Running variances are unbiased, as in torch. A single element has variance 0.
 TORCHFUSE_HOST_DEVICE double unbiased_variance(const Moments& moments) {
   return moments.count <= 1.0 ? 0.0 : moments.m2 / (moments.count - 1.0);
 }

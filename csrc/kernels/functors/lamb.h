@@ -19,8 +19,8 @@ struct LambParams {
   ScalarParam max_trust_ratio;
   bool bias_correction = true;
   bool grad_averaging = true;  ///< the gradient enters the first moment with 1 - beta1, else with 1
-  bool adam_w_mode = true;     ///< decay belongs to the update; false adds it to the gradient
-  bool use_nvlamb = false;     ///< trust ratio also without weight decay
+  bool adam_w_mode = true;     ///< decoupled weight decay; false adds the decay to the gradient
+  bool use_nvlamb = false;     ///< use the trust ratio even without weight decay
   bool maximize = false;
 };
 
@@ -45,7 +45,7 @@ struct Lamb {
   };
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
   static constexpr int kNumStates = 2;
-  static constexpr int kNumNorms = 2;  ///< of the parameter and of its update
+  static constexpr int kNumNorms = 2;  ///< norms of the parameter and its update
   static constexpr bool kStatesInMeasure = true;
   static constexpr bool kTracksNorm = false;
 
@@ -126,7 +126,7 @@ struct Lamb {
     state[1] = fma(V(coefs.one_minus_beta2), fma(g, g, V(T(0)) - v), v);
   }
 
-  /// With the states as they are stored, and as the update reads them.
+  /// Measures the states as stored, which the update reads.
   template <class V, class T>
   TORCHFUSE_HOST_DEVICE static void measure(V param, V /*grad*/, V (&state)[kNumStates],
                                             const Coefs<T>& coefs, V (&measured)[kNumNorms]) {

@@ -33,7 +33,7 @@ struct Lars {
   };
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;
-  static constexpr int kNumNorms = 2;  ///< of the parameter and of its gradient
+  static constexpr int kNumNorms = 2;  ///< norms of the parameter and its gradient
   static constexpr bool kStatesInMeasure = false;
   static constexpr bool kTracksNorm = false;
 

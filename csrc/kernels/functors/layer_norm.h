@@ -6,7 +6,7 @@
 //     y     = x_hat * weight + bias
 //     dx    = (g - mean(g) - x_hat * mean(g * x_hat)) / sqrt(...)    (RMS: without mean(g))
 //
-// The gradients of weight and bias are the sums of dy * x_hat and of dy over the rows.
+// The gradients of weight and bias are sums of dy * x_hat and dy over the rows.
 #pragma once
 
 #include "kernels/common/macros.h"
@@ -14,7 +14,7 @@
 
 namespace torchfuse::kernels {
 
-/// By the mean of the squared deviations.
+/// Returns a row's rstd from the mean of squared deviations.
 template <class T>
 TORCHFUSE_HOST_DEVICE T row_rstd(T mean_square, T eps) {
   return T(1) / kernels::sqrt(mean_square + eps);
@@ -25,8 +25,8 @@ TORCHFUSE_HOST_DEVICE V x_hat_of_input(V x, V mean, V rstd) {
   return (x - mean) * rstd;
 }
 
-/// Weights nearer to 0 count as this far from it where x_hat is recomputed from the output. Such an
-/// output says next to nothing about its input.
+/// Weights nearer to 0 are treated as this far from 0 when x_hat is recomputed from the output.
+/// With such a weight, the output contains almost no information about the input.
 constexpr double kLeastWeight = 1e-5;
 
 template <class T>

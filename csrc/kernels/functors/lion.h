@@ -67,7 +67,8 @@ struct Lion {
     // See Note [Decay rates of zero] in kernels/common/math.h.
     const V m = forgotten(coefs.one_minus_beta2) ? V(T(0)) : state[0];
     state[0] = fma(V(coefs.one_minus_beta2), g - m, m);
-    // Both changes are summed before they meet the parameter: one rounding at its magnitude.
+    // Sum both changes before adding them to the parameter, so that only one rounding is at the
+    // parameter's magnitude.
     param = param + fma(V(coefs.minus_lr_decay), param, sign(direction) * V(coefs.minus_lr));
   }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // NovoGrad (Ginsburg et al. 2019, "Stochastic gradient methods with layer-wise adaptive moments for
-// training of deep networks"), in apex's variants. Instead of a second moment for each element
-// there is a running norm for each tensor.
+// training of deep networks"), in apex's variants. Each tensor has a running norm instead of a
+// second moment per element.
 #pragma once
 
 #include "kernels/common/hyper_param.h"
@@ -18,9 +18,9 @@ struct NovoGradParams {
   ScalarParam weight_decay;
   bool bias_correction = true;
   bool grad_averaging = true;      ///< the gradient enters the moment with 1 - beta1, else with 1
-  bool reg_inside_moment = false;  ///< the moment averages the normalized gradient with the decay
+  bool reg_inside_moment = false;  ///< include weight decay in the first moment
   bool inf_norm = false;           ///< track the largest magnitude instead of the L2 norm
-  bool init_zero = false;          ///< the norm begins with 0 and not with the first gradient's
+  bool init_zero = false;          ///< start the norm at 0 instead of the first gradient's norm
   bool maximize = false;
 };
 
@@ -41,18 +41,18 @@ struct NovoGrad {
       {"maximize", &Params::maximize},
   };
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_norm"};
-  static constexpr int kNumStates = 1;  ///< exp_avg; the running norm is the tensor's
-  static constexpr int kNumNorms = 1;   ///< of the gradient
+  static constexpr int kNumStates = 1;  ///< exp_avg; the running norm is a per-tensor state
+  static constexpr int kNumNorms = 1;   ///< norm of the gradient
   static constexpr bool kStatesInMeasure = false;
   static constexpr bool kTracksNorm = true;
 
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int) { return true; }
 
-  /// The first two are complete once the norm is known.
+  /// apply_norms() completes the first two when the norm is known.
   template <class T>
   struct Coefs {
-    T grad_factor;      ///< +-1, over the denominator inside the moment
-    T minus_lr;         ///< minus_rate, over the denominator outside of the moment
+    T grad_factor;      ///< +-1; divided by the denominator if reg_inside_moment
+    T minus_lr;         ///< minus_rate; divided by the denominator otherwise
     T minus_rate;       ///< -lr / (1 - beta1^step)
     T inverse_bias2;    ///< 1 / sqrt(1 - beta2^step)
     T moment_decay;     ///< weight_decay inside the moment, else 0
@@ -99,7 +99,7 @@ struct NovoGrad {
     return scale * kernels::sqrt(fma(beta2, a * a, (1.0 - beta2) * (b * b)));
   }
 
-  /// A tensor whose denominator is 0 does not move towards its gradients: they are 0.
+  /// If the denominator is 0, all gradients are 0, and the tensor does not move along them.
   template <class T>
   TORCHFUSE_HOST_DEVICE static void apply_norms(const Params& params, const double* norms,
                                                 Coefs<T>& coefs) {
@@ -130,7 +130,8 @@ struct NovoGrad {
     const V m = forgotten(coefs.one_minus_beta1) ? V(T(0)) : state[0];
     const V difference = fma(V(coefs.grad_weight), g, V(T(0)) - m);
     state[0] = fma(V(coefs.one_minus_beta1), difference, m);
-    // Both changes are summed before they meet the parameter: one rounding at its magnitude.
+    // Sum both changes before adding them to the parameter, so that only one rounding is at the
+    // parameter's magnitude.
     const V change = state[0] * V(coefs.minus_lr);
     param = param + fma(V(coefs.minus_lr_decay), param, change);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The decisions of a step, taken once on the device: skip or not, true norm, clip coefficient.
+// The step's decisions, made once on the device: skip or not, true norm, clip coefficient.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@
 namespace torchfuse::kernels {
 
 struct PrologueParams {
-  const float* grad_scale = nullptr;  ///< loss scale that the gradients carry; null means 1
-  /// Non-zero on entry skips the step. Set to 1 where `check` finds a non-finite gradient element;
-  /// otherwise left as it was. Null: no scaler.
+  const float* grad_scale = nullptr;  ///< loss scale of the gradients; null means 1
+  /// A non-zero value on entry skips the step. Set to 1 if `check` finds a non-finite gradient
+  /// element, otherwise unchanged. Null without a scaler.
   float* found_inf = nullptr;
-  bool found_inf_is_output = false;  ///< what it was does not matter: set to 1 or 0
-  bool check = false;                ///< skip the step if the statistics saw a non-finite element
-  bool has_norm = false;        ///< the sums are real; needed by `check`, clipping and the norm
-  double max_grad_norm = -1.0;  ///< clip to this norm; negative: no clipping
-  /// Skip the step if the norm is greater; needs `has_norm`. This is no overflow.
+  bool found_inf_is_output = false;  ///< ignore the former value: set to 1 or 0
+  bool check = false;                ///< skip the step if an element is not finite
+  bool has_norm = false;             ///< sums exist; required by `check`, clipping and the norm
+  double max_grad_norm = -1.0;       ///< clip to this norm; negative: no clipping
+  /// Skip the step if the norm is greater. Requires `has_norm`. Does not count as an overflow.
   ScalarParam skip_norm_above{std::numeric_limits<double>::infinity()};
 };
 
-/// Clipping is torch.nn.utils.clip_grad_norm_'s: coefficient min(1, max_norm / (norm + 1e-6)), with
-/// a NaN norm passing through.
+/// Clips like torch.nn.utils.clip_grad_norm_: the coefficient is min(1, max_norm / (norm + 1e-6)),
+/// and a NaN norm is passed on.
 TORCHFUSE_HOST_DEVICE StepScalars step_scalars(const PrologueParams& params,
                                                const NormPartial& sums) {
-  // The reciprocal is rounded to float as torch.amp's unscale does, so that both unscale alike.
+  // Round the reciprocal to float, as torch.amp does, so that both unscale identically.
   const double inverse_scale =
       params.grad_scale == nullptr ? 1.0 : nearest_float(1.0 / widened(*params.grad_scale));
   const bool found = params.check && sums.nonfinite != 0;

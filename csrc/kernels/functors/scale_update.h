@@ -16,23 +16,24 @@ struct ScaleUpdateParams {
   double growth_factor = 2.0;
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;
-  /// The scale backs off from this many overflows in a row on; 1 backs off at once, as torch does.
+  /// Number of consecutive overflows from which the scale backs off. 1 backs off at once, as in
+  /// torch.
   std::int32_t hysteresis = 1;
-  float min_scale = 0.0f;           ///< no overflow takes the scale below
-  float max_scale = kLargestFloat;  ///< no growth takes it above
-  bool dynamic = true;              ///< false: the scale and its trackers stay as they are
+  float min_scale = 0.0f;           ///< lower bound for backing off
+  float max_scale = kLargestFloat;  ///< upper bound for growth
+  bool dynamic = true;              ///< false: scale and trackers do not change
 };
 
-/// What the updates so far have seen.
+/// Counts over all updates so far.
 struct ScaleCounts {
   std::int64_t updates = 0;
   std::int64_t overflows = 0;
   std::int64_t last_overflowed = 0;  ///< 0 or 1
 };
 
-/// What one update has seen, for a plot of the scale over time.
+/// Record of one update, for a plot of the scale over time.
 struct ScaleRecord {
-  float scale;       ///< before the update: the one that the step used
+  float scale;       ///< scale before the update, which the step used
   float overflowed;  ///< 0 or 1
 };
 
@@ -42,8 +43,9 @@ struct ScaleState {
   std::int32_t hysteresis_tracker;
 };
 
-/// Overflow: use up one unit of hysteresis, and back off when none is left. A clean step refills
-/// the hysteresis; after growth_interval clean steps the scale grows, unless it would leave fp32.
+/// An overflow uses up one unit of hysteresis, and backs off when none is left. A clean step
+/// refills the hysteresis. After growth_interval clean steps the scale grows, unless it would
+/// exceed fp32.
 TORCHFUSE_HOST_DEVICE ScaleState update_scale(ScaleState state, float found_inf,
                                               const ScaleUpdateParams& params) {
   if (!params.dynamic) return state;
@@ -68,7 +70,7 @@ TORCHFUSE_HOST_DEVICE ScaleState update_scale(ScaleState state, float found_inf,
   return state;
 }
 
-/// Counts one update, and returns what there is to record of it.
+/// Counts one update and returns its record.
 TORCHFUSE_HOST_DEVICE ScaleRecord count_update(ScaleCounts& counts, float scale, float found_inf) {
   const std::int64_t overflowed = found_inf != 0.0f ? 1 : 0;
   counts.updates += 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Stochastic gradient descent with momentum (Sutskever et al. 2013), as torch.optim.SGD.
+// Stochastic gradient descent with momentum (Sutskever et al. 2013), like torch.optim.SGD.
 #pragma once
 
 #include "kernels/common/hyper_param.h"
@@ -14,7 +14,7 @@ struct SgdParams {
   ScalarParam dampening;
   ScalarParam weight_decay;
   bool nesterov = false;
-  bool wd_after_momentum = false;  ///< add weight_decay * param behind the momentum, not before it
+  bool wd_after_momentum = false;  ///< add weight_decay * param after the momentum
   bool maximize = false;
 };
 
@@ -35,27 +35,27 @@ struct Sgd {
   static constexpr int kLeastStates = 0;  ///< always used
   static constexpr bool kCountsFromStart = true;
 
-  /// Whether the operand `state` is used at all under these hyper-parameters. A momentum on the
-  /// device may become positive at any time.
+  /// Returns whether these hyper-parameters use the operand `state`. A momentum on the device may
+  /// become positive at any time.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int /*state*/) {
     return params.momentum.pointer != nullptr || params.momentum.value != 0.0;
   }
 
-  /// What one tensor's elements share.
+  /// Coefficients that a tensor's elements share.
   template <class T>
   struct Coefs {
     T grad_sign;
     T decay_before;  ///< weight_decay, or 0 under wd_after_momentum
     T decay_after;   ///< weight_decay under wd_after_momentum, else 0
-    T keep;          ///< of the old buffer: momentum, 0 in the first step
-    T take;          ///< of the gradient: 1 - dampening, 1 in the first step
+    T keep;          ///< factor of the old buffer: momentum, 0 in the first step
+    T take;          ///< factor of the gradient: 1 - dampening, 1 in the first step
     T momentum;
     T minus_lr;
     bool has_momentum;
     bool nesterov;
   };
 
-  /// `step` counts from where the buffer begins.
+  /// `step` counts from the step in which the buffer begins.
   template <class T>
   TORCHFUSE_HOST_DEVICE static Coefs<T> prepare(const Params& params, double step) {
     const double momentum = params.momentum.load();
