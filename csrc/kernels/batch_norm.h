@@ -100,7 +100,8 @@ struct BatchNormWorkspace {
   int multiprocessors = 1;            ///< the device's number of multiprocessors
 };
 
-/// Numbers of doubles and counters that suffice for every launch on input of this shape.
+/// Workspace sizes, in doubles and counters, that suffice for every launch on input with this
+/// shape.
 constexpr std::int64_t batch_norm_workspace_partials(const BatchNormShape& shape,
                                                      int multiprocessors) {
   constexpr std::int64_t kFields = 4;

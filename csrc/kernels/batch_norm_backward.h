@@ -46,11 +46,10 @@ struct BatchNormBackwardElemtArgs {
 };
 
 void batch_norm_backward_reduce_terms_cpu(const BatchNormBackwardReduceArgs& args);
-/// Computes items [begin, end) of the gradient sums. Also writes grad_residual's elements if
-/// wanted.
+/// Computes items [begin, end) of the gradient sums, and grad_residual's elements if wanted.
 void batch_norm_backward_reduce_cpu(CpuIsa isa, const BatchNormBackwardReduceArgs& args,
                                     std::int64_t begin, std::int64_t end);
-/// Adds the rows of channels [begin, end), and writes the gradients of weight and bias.
+/// Adds the rows of channels [begin, end), and writes the weight's and bias's gradients.
 void batch_norm_backward_sum_cpu(const BatchNormBackwardReduceArgs& args, std::int64_t begin,
                                  std::int64_t end);
 void batch_norm_backward_elemt_terms_cpu(const BatchNormBackwardElemtArgs& args);

@@ -10,10 +10,10 @@
 
 namespace torchfuse::kernels {
 
-/// Stores the number of multiprocessors of a device.
+/// Stores a device's number of multiprocessors.
 Status multiprocessor_count(int device, int* count);
 
-/// Stores the id of the capture that records the work on a stream of the current device, or 0 if no
+/// Stores the id of the capture that records a stream's work on the current device, or 0 if no
 /// capture does.
 Status capture_id(Stream stream, std::uint64_t* id);
 

@@ -2,8 +2,8 @@
 // The phases before a layerwise optimizer's update: norms of entire tensors.
 //
 // Note [Layerwise optimizers]
-// LAMB, LARS and NovoGrad scale a tensor's update by norms over all its elements. Their step has
-// two additional phases between prologue and update:
+// LAMB, LARS and NovoGrad scale a tensor's update by norms over all elements. Each step has two
+// additional phases between prologue and update:
 //
 //   measure   one pass over the elements: each chunk of kNormChunk elements gives one partial per
 //             norm. The functor's `measure` says which values are squared and summed.
@@ -17,8 +17,8 @@
 // sums are the tensor's only partial in the second run.
 //
 // A functor with kStatesInMeasure updates the states in `move` before measuring, because the
-// measured values depend on the states. Its update then only reads the states, and no gradient. The
-// new states are rounded to storage before they are measured, so that the norm describes the change
+// measured values depend on the states. The update then only reads the states, and no gradient. The
+// new states are rounded to storage before the measurement, so that the norm describes the change
 // which the update will make.
 #pragma once
 
@@ -58,12 +58,13 @@ struct MeasureArgs {
   std::int64_t chunk = kNormChunk;  ///< as in L2NormArgs
 };
 
-/// Measures every chunk whose first flattened element lies in [begin, end).
+/// Measures every chunk whose first flattened element is in [begin, end).
 template <class Functor>
 void fused_measure_cpu(CpuIsa isa, const MeasureArgs<Functor>& args, std::int64_t begin,
                        std::int64_t end);
 
-/// Computes the norms of tensors [begin, end), or their sums, after all chunks have been measured.
+/// Computes the norms of tensors [begin, end), or the tensors' sums, after all chunks have been
+/// measured.
 template <class Functor>
 void tensor_norms(const MeasureArgs<Functor>& args, std::int64_t begin, std::int64_t end);
 
@@ -75,8 +76,8 @@ Status fused_measure_cuda(const MeasureArgs<Functor>& args, Stream stream);
 template <class Functor>
 Status tensor_norms_cuda(const MeasureArgs<Functor>& args, Stream stream);
 
-/// Computes one tensor's norms from its sums, and updates the state that the functor tracks per
-/// tensor. `tensor_state` points to one T, or is null.
+/// Computes a tensor's norms from the sums, and updates the state that the functor tracks per
+/// tensor. `tensor_state` points to a T, or is null.
 template <class Functor, class T>
 TORCHFUSE_HOST_DEVICE void finish_norms(const typename Functor::Params& params, double step,
                                         const MeasurePartial* sums, void* tensor_state,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// K1 of the step: computes the sum of squares and the non-finite flag in one read of all gradients.
+// K1 of the step: reads all gradients once and computes their sum of squares and the non-finite
+// flag.
 //
 // Note [Bundles of partials]
 // A model with 1.5 billion parameters has 92,000 partials (2 MB). One GPU block would need 50 us or
@@ -29,9 +30,9 @@ constexpr std::int64_t num_norm_chunks(std::int64_t numel, std::int64_t chunk = 
 
 /// Returns the chunk size on a CUDA device whose gradients have `total` elements. Small models have
 /// smaller chunks: chunks of kNormChunk elements would leave some multiprocessors without a block,
-/// and every other one with a single block that waits for memory several times in sequence. The
-/// size depends only on `total`, so that the same gradients have the same norm in every step. It is
-/// at least kWarpElements, because a small tensor is one chunk.
+/// and the others with a single block that waits for memory several times in sequence. The size
+/// depends only on `total`, so that the same gradients have the same norm in every step. The
+/// minimum is kWarpElements, because a small tensor is a single chunk.
 constexpr std::int64_t norm_chunk_on_cuda(std::int64_t total) {
   constexpr std::int64_t kAimedChunks = 512;
   constexpr std::int64_t kLeast = 2048;

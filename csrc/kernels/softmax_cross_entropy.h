@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Softmax cross entropy over rows of logits, and its gradient, without a copy of the logits.
+// Softmax cross entropy over rows of logits, and the logits' gradient, without a copy of the
+// logits.
 #pragma once
 
 #include <cstdint>

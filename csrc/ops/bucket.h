@@ -55,8 +55,7 @@ struct Bucket {
     offsets.push_back(offsets.back() + row.numel);
   }
 
-  /// Divides the added rows into chunks. `total` is the number of elements in all rows of the
-  /// device.
+  /// Divides the added rows into chunks. `total` is the element count over all rows on the device.
   void divide(std::int64_t total) {
     chunk = key.device.is_cuda() ? kernels::norm_chunk_on_cuda(total) : kernels::kNormChunk;
     chunk_offsets.resize(1);

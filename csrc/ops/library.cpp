@@ -150,7 +150,8 @@ TORCH_LIBRARY_FRAGMENT(torchfuse, m) {
       "float eps, bool rms=False, ScalarType? dtype=None, bool memory_efficient=False, "
       "str caller=\"layer_norm\") -> Tensor");
 
-  // Cross entropy of the softmax of each row, log(sum(exp(row))), and what rounding took from that.
+  // Softmax cross entropy of each row, log(sum(exp(row))), and the rounding error of that
+  // logarithm.
   m.def(
       "softmax_cross_entropy_forward(Tensor logits, Tensor labels, *, float smoothing=0.0, "
       "int? ignore_index=None, ScalarType? dtype=None) "

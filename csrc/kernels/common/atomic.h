@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The only data that blocks of one launch share: arrival counters and one flag.
+// Blocks of one launch share only arrival counters and one flag.
 //
 // Note [Hand-over between blocks]
-// Results pass from one block to another only through `fetch_add_acq_rel`. The writer's stores come
-// before its arrival (release), and the reader's loads come after it has seen all arrivals
-// (acquire). __syncthreads() extends both orderings to the block's other threads. When the kernels
-// run on a CPU, a race detector can see if this operation is missing, because it is the only source
-// of ordering. A race detector would not see a relaxed atomic with a missing fence.
+// Blocks pass results to each other only through `fetch_add_acq_rel`. The writer's stores come
+// before the writer's arrival (release). The reader's loads come after the reader has seen all
+// arrivals (acquire). __syncthreads() extends both orderings to the block's other threads.
+// fetch_add_acq_rel is the only source of ordering, so a race detector notices a missing call when
+// the kernels run on a CPU. A race detector would not notice a missing fence next to a relaxed
+// atomic.
 #pragma once
 
 #include <cstdint>

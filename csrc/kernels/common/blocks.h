@@ -6,9 +6,9 @@
 // start-up costs small. Shorter lists get smaller chunks, so that there are several blocks per
 // resident block and the last blocks do not leave the device idle.
 //
-// A tensor of up to kWarpElements elements gets a warp: up to eight consecutive small rows share a
-// block. Small rows come first, because they take long for their size. The work for a row never
-// depends on the row's position in a table.
+// A tensor with at most kWarpElements elements gets a warp: up to eight consecutive small rows
+// share a block. Small rows come first, because they are slow for their size. A row's position in a
+// table never affects the work for the row.
 #pragma once
 
 #include <cstdint>

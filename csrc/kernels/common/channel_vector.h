@@ -10,7 +10,7 @@
 
 namespace torchfuse::kernels {
 
-/// One number for each channel, or for each column of a row.
+/// A number per channel, or per column of a row.
 struct ChannelInput {
   const void* data = nullptr;  ///< null if absent
   DType dtype = DType::kFloat32;

@@ -71,8 +71,8 @@ inline HostTable make_host_table(const TensorTable& tensors, const std::int64_t*
   return table;
 }
 
-/// Returns the chunk size for updates of a list of `total` elements: a multiple of the number of
-/// elements that any update's block handles at a time.
+/// Returns the update's chunk size for a list with `total` elements. All update kernels' blocks
+/// handle a divisor of this number of elements at a time.
 inline std::uint32_t update_chunk(std::int64_t total) { return cuda::choose_chunk(total, 2048); }
 
 }  // namespace torchfuse::kernels

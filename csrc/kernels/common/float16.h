@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The 16-bit storage types and their conversions, as integer routines with identical results under
-// g++ and nvcc. SIMD and PTX instructions may replace these routines if a test has shown identical
-// results for all encodings (except NaN payloads).
+// The 16-bit storage types and integer conversion routines with identical results under g++ and
+// nvcc. SIMD and PTX instructions may replace a routine if a test has shown identical results for
+// all encodings (except NaN payloads).
 #pragma once
 
 #include <cstdint>

@@ -33,9 +33,9 @@ struct HyperParamRange {
 inline constexpr HyperParamRange kNonNegative{};
 inline constexpr HyperParamRange kDecayRate{.high = 1.0};
 
-/// One entry of an optimizer's table of hyper-parameters: a number with its range, or a flag. The
-/// table is next to the optimizer's formula, in the order of the op's schema. Everything else is
-/// derived from the table.
+/// A number with a range, or a flag, in an optimizer's hyper-parameter table. The table is next to
+/// the optimizer's formula, in the order of the op's schema. Everything else is derived from the
+/// table.
 template <class Params>
 struct HyperParamEntry {
   // The types have names because nvcc writes declarations of pointers to members with parentheses.

@@ -3,8 +3,8 @@
 #pragma once
 
 // Functions marked HOST_DEVICE are forced inline on the host. The CPU kernels are compiled once per
-// instruction level, and the linker must never keep an out-of-line copy built with AVX-512 for all
-// levels (see Note [One object per instruction level] in cpu/isa.h).
+// instruction level. If the linker found out-of-line copies, it might keep an AVX-512 copy for all
+// levels: see Note [One object per instruction level] in cpu/isa.h.
 #if defined(__CUDACC__)
 #define TORCHFUSE_HOST_DEVICE __host__ __device__ __forceinline__
 #else

@@ -11,9 +11,9 @@
 // carry into the sign and produce a zero. Every other master is restored bit for bit.
 //
 // A program may write to the parameter and leave the remainder unchanged. A negative remainder
-// beside a zero, and a positive remainder beside an infinity, represent no master. The sums of
-// these pairs would be NaN, and only these pairs' sums are NaN while the parameter is not.
-// Therefore, if the sum is NaN, the master is the parameter.
+// beside a zero, and a positive remainder beside an infinity, represent no master. In these cases,
+// and in no other case with a parameter that is not NaN, the sum is NaN. Therefore, if the sum is
+// NaN, the master is the parameter.
 #pragma once
 
 #include <cstdint>

@@ -18,10 +18,10 @@ struct StepScalars {
   float skip;        ///< 1 if the step is skipped, else 0
 };
 
-/// The factor of a gradient. A loss scale above 2^126, or a smaller scale with a clip coefficient,
-/// makes the factor denormal in fp32. Kernels flush denormals, although the product with a scaled
-/// gradient is normal. Such a factor is stored 2^126 times larger, and products are scaled back by
-/// a power of two, so the gradient is rounded once.
+/// A gradient's factor. A loss scale above 2^126, or a smaller scale with a clip coefficient, makes
+/// the factor denormal in fp32. Kernels flush denormals, although the factor's product with a
+/// scaled gradient is normal. Such a factor is stored 2^126 times larger, and products are scaled
+/// back by a power of two, so the gradient is rounded once.
 template <class T>
 struct GradCoef {
   T factor;

@@ -2,14 +2,14 @@
 // Rounds to bf16 at random, without bias and reproducibly.
 //
 // Note [Stochastic rounding]
-// A value between two neighboring bf16 values is rounded away from zero with a probability equal to
-// its distance from the neighbor nearer to zero, in units of the neighbors' distance. On average
-// the value is preserved: changes too small for the format are not lost but applied less often. A
-// bf16 is the upper half of a float, so adding 16 random bits to the float's bits carries into the
-// upper half with exactly this probability. The random bits depend only on seed, parameter, step
-// and element. Threads, order and devices do not change the bits. If a parameter is sharded over
-// processes, elements are numbered in the full parameter, so that every sharding draws the same
-// bits.
+// A value lies between two neighboring bf16 values. The probability of rounding away from zero is
+// the distance to the neighbor nearer to zero, divided by the distance between both neighbors. On
+// average the value is preserved: changes too small for the format are not lost but applied less
+// often. A bf16 is the upper half of a float, so adding 16 random bits to the float's bits carries
+// into the upper half with exactly this probability. The random bits depend only on seed,
+// parameter, step and element. Threads, order and devices do not change the bits. If a parameter is
+// sharded over processes, elements are numbered in the full parameter, so that every sharding draws
+// the same bits.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct ChunkNumbers {
   }
 };
 
-/// Iterates over the numbers of a chunk's elements, with one division for all of them.
+/// Iterates over a chunk's element numbers, with a single division.
 class NumberWalk {
  public:
   TORCHFUSE_HOST_DEVICE NumberWalk(const ChunkNumbers& chunk, std::uint32_t element)
@@ -131,9 +131,8 @@ TORCHFUSE_HOST_DEVICE std::uint32_t random_16(RoundingKey key, std::uint64_t ele
   return philox(counter, key.key).first >> 16;
 }
 
-/// Returns one of the two bf16 neighbors of `value`. Values that are already bf16, including
-/// infinities, stay; a NaN becomes 0x7fc0. Beyond the largest bf16, the neighbor away from zero is
-/// infinite.
+/// Rounds `value` to a bf16 neighbor. Values that are already bf16, including infinities, stay; a
+/// NaN becomes 0x7fc0. Beyond the largest bf16, the neighbor away from zero is infinite.
 TORCHFUSE_HOST_DEVICE BFloat16 round_stochastically(float value, std::uint32_t random) {
   const std::uint32_t bits = float_bits(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return BFloat16{0x7fc0};

@@ -11,7 +11,7 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-/// Sums a channel's part of an item of planes.
+/// Sums a channel's part of a plane item.
 template <DType kDType, Gate kGate>
 __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& args,
                                           const BatchNormItem& item, double* partial) {
@@ -74,7 +74,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
   partial[1] = sum_lanes<T>(sum_deviation);
 }
 
-/// Sums an item of rows, with one accumulator per channel, kRowBlock rows at a time.
+/// Sums a row item, with an accumulator per channel, kRowBlock rows at a time.
 template <DType kDType, Gate kGate>
 __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
                                         const BatchNormItem& item, double* partials) {

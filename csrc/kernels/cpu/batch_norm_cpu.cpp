@@ -12,7 +12,7 @@ namespace {
 // Sums are taken about the first element of each item and channel. This needs one pass and no
 // division, and a large mean cannot cause cancellation.
 
-/// Sums one channel's part of an item of planes. 2, 4 or 8 bytes per element.
+/// Sums a channel's part of a plane item. 2, 4 or 8 bytes per element.
 template <DType kDType>
 __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const BatchNormItem& item,
                                           double* partial) {
@@ -57,7 +57,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
   partial[2] = sum_lanes<T>(sum_sq);
 }
 
-/// Sums an item of rows, with one accumulator per channel. kRowBlock rows are summed first and then
+/// Sums a row item, with an accumulator per channel. kRowBlock rows are summed first and then
 /// added, because shorter chains of additions round less.
 template <DType kDType>
 __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const BatchNormItem& item,
@@ -111,7 +111,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
   }
 }
 
-/// Returns the output for one vector or one element.
+/// Returns the output for a vector or an element.
 template <bool kResidual, bool kRelu, class V>
 TORCHFUSE_INLINE V output_of(V x, V residual, V center, V scale, V shift) {
   V y = normalize(x - center, scale, shift);

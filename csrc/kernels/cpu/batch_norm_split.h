@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Splits the sums of a batch normalization into items. The split depends only on the shape.
+// Splits a batch normalization's sums into items. The split depends only on the shape.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace torchfuse::kernels::cpu {
 /// that fp32 lanes stay accurate and threads can share the work.
 constexpr std::int64_t kPlaneElements = 8192;
 constexpr std::int64_t kRowsPerItem = 512;
-/// If rows need several items, the number of items is a multiple of this, so that threads get equal
-/// numbers of items of similar size.
+/// If rows need several items, the item count is a multiple of kRowItemsMultiple. Threads then get
+/// equally many items, and the items have similar sizes.
 constexpr std::int64_t kRowItemsMultiple = 4;
-/// Channels per item of rows, so that the accumulators stay in the first-level cache.
+/// Channels per row item, so that the accumulators stay in the first-level cache.
 constexpr std::int64_t kTileChannels = 256;
 
-/// An item is a step of samples, a step in a plane and a step of channels.
+/// An item covers outer_step samples, inner_step elements in a plane and channel_step channels.
 struct BatchNormSplit {
   std::int64_t outer_step, inner_step, channel_step;
   std::int64_t outer_items, inner_items, channel_items;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shared by the batch normalization passes: blocks of rows, prefetching, terms by channel, runs of
-// planes.
+// Shared by the batch normalization passes: row blocks, prefetching, terms by channel, plane runs.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +19,12 @@ constexpr std::int64_t kWriteBlock = 2;
 constexpr std::int64_t kWriteVectors = 2;
 
 // Note [Prefetching in order]
-// A hardware prefetcher follows one sequential stream. It does not follow several rows of a block
-// that are read alternately within a page, and does not jump to the next of many short planes.
-// Therefore each line is prefetched explicitly, in memory order. On an AMD EPYC, with uncached
-// data, rows of 512 to 1,024 bytes are then read in half to two thirds of the time.
-/// Prefetch distance for sums of rows and sums of planes. Results use kAheadBytes.
+// A hardware prefetcher follows a sequential stream. It follows neither block rows that are read
+// alternately within a page nor a sequence of many short planes. Therefore each line is prefetched
+// explicitly, in memory order. With uncached data on an AMD EPYC, reading rows of 512 to 1,024
+// bytes then takes half to two thirds of the time.
+/// Prefetch distances in bytes: kRowsAheadBytes for row sums, kPlanesAheadBytes for plane sums,
+/// kAheadBytes for results.
 constexpr std::int64_t kRowsAheadBytes = 8192;
 constexpr std::int64_t kPlanesAheadBytes = 1024;
 /// Prefetch distance for rows that are not adjacent, or whose channels are processed in parts.
@@ -41,12 +41,12 @@ constexpr std::int64_t bytes_of(std::int64_t elements) {
   return elements * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
 }
 
-/// Returns whether all rows of a tensor are adjacent.
+/// Returns whether a tensor's rows are adjacent.
 TORCHFUSE_INLINE bool is_one_run(const BatchNormInput& input, std::int64_t channels) {
   return input.outer_stride == channels;
 }
 
-/// Prefetches data of later rows of `input`, for a block's row `r` from channel `c` on. An item has
+/// Prefetches later rows of `input` for a block's row `r` from channel `c` on. An item has
 /// `channels` channels per row.
 template <std::int64_t kRows, std::int64_t kWidth, class E>
 TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
@@ -59,8 +59,8 @@ TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
 }
 
 /// Calls block(Vectors<n>(), c) for n vectors of channels from `c` on, and single(c) for channels
-/// of rows that are shorter than a vector. Results and inputs are separate memory, so the last
-/// vector may overlap the previous one.
+/// in rows shorter than a vector. Results and inputs are separate memory, so the last vector may
+/// overlap the previous one.
 template <std::int64_t kWidth, class Block, class Single>
 TORCHFUSE_INLINE void for_each_block_of_row(std::int64_t channels, const Block& block,
                                             const Single& single) {
@@ -93,8 +93,8 @@ TORCHFUSE_INLINE const ElementOf<kDType>* run_of(const BatchNormInput& input, st
          c * input.channel_stride + i;
 }
 
-/// Calls body(outer, channel, first, count, offset) for the runs of planes in elements [begin, end)
-/// of a dense tensor. `offset` is the index of the run's first element.
+/// Calls body(outer, channel, first, count, offset) for each plane run in a dense tensor's elements
+/// [begin, end). `offset` is the index of the run's first element.
 template <class Body>
 TORCHFUSE_INLINE void for_each_run(const BatchNormShape& shape, std::int64_t begin,
                                    std::int64_t end, const Body& body) {
@@ -107,7 +107,7 @@ TORCHFUSE_INLINE void for_each_run(const BatchNormShape& shape, std::int64_t beg
   }
 }
 
-/// The rows that begin in elements [begin, end) of a dense tensor.
+/// The rows that begin in a dense tensor's elements [begin, end).
 struct RowRange {
   std::int64_t begin, end;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Vectors and single elements of one storage type, and sums that do not depend on the vector width.
+// Vectors and single elements with one storage type, and sums that do not depend on the vector
+// width.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 using kernels::max;
 using kernels::pass_where_positive;
 
-/// Lanes of partial sums: element i is added in lane i % 32, at every vector width.
+/// Number of partial sums: element i is added in lane i % 32, at every vector width.
 constexpr std::int64_t kSumLanes = 32;
 template <class T>
 constexpr std::int64_t kSumVectors = kSumLanes / Simd<T>::kWidth;
@@ -62,7 +63,7 @@ TORCHFUSE_INLINE void store_one(double* p, double x) { *p = x; }
 TORCHFUSE_INLINE void store_one(Half* p, float x) { *p = to_half(x); }
 TORCHFUSE_INLINE void store_one(BFloat16* p, float x) { *p = to_bfloat16(x); }
 
-/// Whether the level has an operation for pairs of vectors that is faster than two vectors.
+/// Whether the level has an instruction for pairs of vectors that is faster than two vectors.
 template <DType kDType>
 constexpr bool kHasPairs =
     kDType == DType::kBFloat16 &&
@@ -77,7 +78,7 @@ TORCHFUSE_INLINE void store_vector(ElementOf<kDType>* p, VectorOf<kDType> x) {
   store(p, 0, kDType, x, ComputeOf<kDType>());
 }
 
-/// Loads and stores of terms and accumulators, which have the compute type.
+/// Load and store terms and accumulators, which have the compute type.
 TORCHFUSE_INLINE Simd<float>::V load_terms(const float* p) { return load_f32(p); }
 TORCHFUSE_INLINE Simd<double>::V load_terms(const double* p) { return load_f64(p); }
 TORCHFUSE_INLINE void store_terms(float* p, Simd<float>::V x) { store_f32(p, x); }
@@ -115,7 +116,7 @@ TORCHFUSE_INLINE void store_first(ElementOf<kDType>* p, std::int64_t count, Vect
   memcpy(p, stored, static_cast<std::size_t>(count) * sizeof(ElementOf<kDType>));
 }
 
-/// Calls full(v, offset) for the full vectors of `count` elements, fewer than kSumLanes, and
+/// Calls full(v, offset) for the full vectors in `count` elements, fewer than kSumLanes, and
 /// part(v, offset, elements) for the rest. `v` is the vector's index among the lanes.
 template <class T, class Full, class Part>
 TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full, const Part& part) {
@@ -131,8 +132,7 @@ TORCHFUSE_INLINE void for_each_lane_vector(std::int64_t count, const Full& full,
   }
 }
 
-/// Returns the sum of the lanes in fp64, by halves, because a chain of 32 additions takes longer
-/// than a short row.
+/// Sums the lanes in fp64, by halves, because 32 sequential additions take longer than a short row.
 template <class T, class V>
 TORCHFUSE_INLINE double sum_lanes(const V (&vectors)[kSumVectors<T>]) {
   alignas(64) T lanes[kSumLanes];

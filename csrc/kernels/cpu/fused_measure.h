@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The CPU driver of the measure phase, in chunks of kNormChunk elements and in the lanes of
-// cpu/lane_sums.h. The result is bit-identical wherever ranges are split and at every instruction
-// level. Bytes per element: parameter and gradient, and also the states if the phase updates them
-// (fp32 LAMB: 16 read, 8 written). Any alignment.
+// The measure phase on the CPU, in kNormChunk-element chunks and in the lanes of cpu/lane_sums.h.
+// The result is bit-identical wherever ranges are split and at every instruction level. Bytes per
+// element: parameter and gradient, and also the states if the phase updates them (fp32 LAMB: 16
+// read, 8 written). Any alignment.
 #pragma once
 
 #include <type_traits>
@@ -53,7 +53,7 @@ struct Measured {
   }
 };
 
-/// Operands of any storage type, and their accesses in the measure phase.
+/// Operands with any storage type, and the measure phase's accesses.
 template <class Functor>
 struct AnyOperands {
   static constexpr bool kMoves = kStatesInMeasure<Functor>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The CPU driver of elementwise optimizers: flattened element ranges, vectors and tails. Bytes per
-// element are the operands' size (fp32 Adam: 16 read, 12 written). Any alignment.
+// Elementwise optimizers on the CPU: flattened element ranges, vectors and tails. Bytes per element
+// are the operands' size (fp32 Adam: 16 read, 12 written). Any alignment.
 #pragma once
 
 #include "kernels/common/math.h"
@@ -98,7 +98,7 @@ void update_tail(const Operands& operands, std::int64_t begin, std::int64_t coun
   if constexpr (!kStatesInMeasure<Functor>) tail.put_back_states();
 }
 
-/// Updates full vectors of one tensor, then the remaining elements.
+/// Updates full vectors, and then the remaining elements.
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begin, std::int64_t end,
                                      const typename Functor::template Coefs<T>& coefs,
@@ -121,7 +121,7 @@ TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begi
   if (i < end) update_tail<Functor, T>(operands, i, end - i, coefs, grad_coef);
 }
 
-/// Updates elements [begin, end) of one tensor. See Note [Known storage].
+/// Updates one tensor's elements [begin, end). See Note [Known storage].
 template <class Functor, class T>
 TORCHFUSE_INLINE void update_tensor(const Operands& operands, std::int64_t begin, std::int64_t end,
                                     const typename Functor::template Coefs<T>& coefs,
@@ -148,8 +148,8 @@ void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t 
   }
 }
 
-/// Prefetches the first cache lines of one of the next tensors. Within a tensor the hardware
-/// prefetches the operands, but in a list of small tensors every tensor would wait for memory.
+/// Prefetches a later tensor's first cache lines. Within a tensor the hardware prefetches the
+/// operands, but in a list of small tensors every tensor would wait for memory.
 TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
   constexpr std::int64_t kAhead = 2;
   constexpr std::int64_t kBytes = 256;

@@ -17,7 +17,7 @@ namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 /// Prefetch distance of operands in bytes. 1 to 2 KB measured best on Sapphire Rapids and EPYC.
 constexpr std::int64_t kPrefetchBytes = 1024;
 
-/// Elements per block: one cache line of 16-bit operands, two lines of wider operands, so that each
+/// Elements per block: a cache line for 16-bit operands, two lines for wider operands, so that each
 /// line is prefetched once.
 template <class T>
 constexpr std::int64_t kBlock = 128 / static_cast<std::int64_t>(sizeof(T));

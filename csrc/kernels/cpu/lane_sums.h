@@ -38,8 +38,8 @@ struct Sums {
   bool nonfinite = false;
 };
 
-/// Adds 64 elements, at least one of which reaches the threshold or is not finite. This case is
-/// rare, and the function is out of line so that the common loop keeps its sums in registers.
+/// Adds 64 elements if one reaches the threshold or is not finite. This case is rare. The function
+/// is out of line so that the common loop keeps the sums in registers.
 template <class T>
 __attribute__((noinline)) void add_large(Sums<T>& sums, const T* x) {
   for (std::int64_t lane = 0; lane < kLanes; ++lane) {
@@ -57,8 +57,8 @@ __attribute__((noinline)) void add_large(Sums<T>& sums, const T* x) {
 template <class T>
 constexpr std::int64_t kLaneVectors = kLanes / Simd<T>::kWidth;
 
-/// Adds the squares of 64 elements to the lanes. `small` replaces sums.small while vectors are
-/// added. `largest` contains the elements' largest magnitudes.
+/// Adds the squares of 64 elements to the lanes. While vectors are added, `small` replaces
+/// sums.small. `largest` contains the elements' largest magnitudes.
 template <class T, class V>
 TORCHFUSE_INLINE void add_lanes(Sums<T>& sums, V (&small)[kLaneVectors<T>],
                                 const V (&x)[kLaneVectors<T>], V largest) {

@@ -12,7 +12,7 @@ namespace {
 
 /// Rows per block: weight and partial sums are loaded once for all rows of a block.
 constexpr std::int64_t kBlockRows = 4;
-/// Maximum columns of rows that are processed one at a time: the row, the weight and the partial
+/// Up to this many columns, rows are processed one at a time: the row, the weight and the partial
 /// sums fit the first-level cache.
 constexpr std::int64_t kColumnsAlone = 1024;
 
@@ -68,7 +68,7 @@ struct Pass {
   }
 };
 
-/// Values of an entire row that the gradients of its elements need.
+/// Values per row that the gradients of the row's elements need.
 template <class T>
 struct RowTerms {
   T mean;

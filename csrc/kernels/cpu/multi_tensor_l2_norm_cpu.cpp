@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sum of squares and non-finite flag in one read. Every chunk of kNormChunk elements is summed in
-// the lanes of cpu/lane_sums.h.
+// Computes sum of squares and non-finite flag in a single read. Every kNormChunk-element chunk is
+// summed in the lanes of cpu/lane_sums.h.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/cpu/lane_sums.h"
@@ -14,7 +14,7 @@ namespace {
 /// distance, two cores are nearly as fast as a plain copy.
 constexpr std::int64_t kPrefetchBytes = 4096;
 
-/// Sums one chunk: elements [begin, end) of a tensor.
+/// Sums one chunk, a tensor's elements [begin, end).
 template <class T>
 TORCHFUSE_INLINE NormPartial sum_chunk(const void* grad, DType dtype, std::int64_t begin,
                                        std::int64_t end) {

@@ -12,8 +12,8 @@ namespace {
 TORCHFUSE_INLINE bool is_finite(float x) { return (float_bits(x) & 0x7fffffffu) < 0x7f800000u; }
 TORCHFUSE_INLINE bool is_finite(double x) { return x - x == 0.0; }
 
-/// Multiplies elements [begin, end) of one tensor. A lane of `poison` becomes NaN for good when a
-/// non-finite element passes through, because x * 0 is only 0 for a finite x.
+/// Multiplies a tensor's elements [begin, end). When a non-finite element passes through, its lane
+/// in `poison` becomes NaN for good, because x * 0 is only 0 for a finite x.
 template <class T>
 TORCHFUSE_INLINE bool unscale_tensor(void* grad, DType dtype, std::int64_t begin, std::int64_t end,
                                      GradCoef<T> coef) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One tensor's operands in the CPU drivers, and copies of operands that are shorter than a vector.
+// A tensor's operands in the CPU drivers, and copies of operands that are shorter than a vector.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// One tensor's operands, with their storage types.
+/// A tensor's operands, with their storage types.
 struct Operands {
   const void* param_in;  ///< the master if there is one
   void* param;

@@ -40,14 +40,14 @@ TORCHFUSE_INLINE void store_some(ElementOf<kDType>* p, std::int64_t elements, Ve
   store_first<kDType>(p, elements, x);
 }
 
-/// Longer rows are summed in pieces. If they were summed in the compute type, each lane would lose
-/// digits as the row gets longer.
+/// Rows longer than kSummedTogether are summed in sections of kPiece elements. In the compute type,
+/// each lane would lose digits as the row gets longer.
 constexpr std::int64_t kSummedTogether = 8192;
 constexpr std::int64_t kPiece = 1024;
 
-/// Computes sums over a row of `count` elements: in the compute type, or in fp64 over pieces, in
-/// order. Calls body(sums, lane vector, offset, elements) as for_each_summed_vector() does; `body`
-/// adds to sums[which][lane vector].
+/// Computes sums over a row with `count` elements: in the compute type, or section by section in
+/// fp64, in order. Calls body(sums, lane vector, offset, elements) like for_each_summed_vector();
+/// `body` adds to sums[which][lane vector].
 template <class T, std::int64_t kSums, class Body>
 TORCHFUSE_INLINE void sum_row(std::int64_t count, double (&totals)[kSums], const Body& body) {
   using V = typename Simd<T>::V;

@@ -66,8 +66,8 @@ struct Simd<double> {
   static constexpr int kWidth = sizeof(VecD) / sizeof(double);
 };
 
-/// Loads one vector from element `index` of an operand of storage type `dtype`. The branch is the
-/// same for every vector of a launch and hides behind the division and the square root.
+/// Loads a vector from element `index` of an operand with storage type `dtype`. The branch is the
+/// same for every vector in a launch and overlaps with the division and the square root.
 TORCHFUSE_INLINE VecF load(const void* operand, std::int64_t index, DType dtype, float) {
   if (dtype == DType::kFloat32) return load_f32(static_cast<const float*>(operand) + index);
   if (dtype == DType::kBFloat16) return load_bf16(static_cast<const BFloat16*>(operand) + index);

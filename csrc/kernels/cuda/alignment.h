@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Determines which accesses the addresses of a tensor's operands allow.
+// Determines which accesses are legal for the addresses of a tensor's operands.
 //
 // Note [Peeling]
 // Kernels handle vectors of elements with 16-byte accesses. If operands are not 16-byte aligned, a
 // few elements at the head of each chunk are handled one by one. The head's length is chosen so
 // that the following vectors need the fewest memory instructions over all operands; a stored
-// operand counts twice. An operand that is still not aligned after the head (for example a gradient
-// in a bucket) is accessed with the widest power of two that its address allows. Chunks are
-// multiples of 16 bytes in every operand, so one head length fits all chunks of a tensor. Addresses
-// are multiples of the element size.
+// operand counts twice. After the head, an operand may still not be aligned (for example a gradient
+// in a bucket). Such an operand is accessed with the widest power of two that the address allows.
+// Chunks are multiples of 16 bytes in every operand, so a tensor's chunks all have the same head
+// length. Addresses are multiples of the element size.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace torchfuse::kernels::cuda {
 
 constexpr std::uint32_t kVectorBytes = 16;
 
-/// Returns the widest access, a power of two of at most 16 bytes, that `address` allows.
+/// Returns the widest access that `address` allows: a power of two, at most 16 bytes.
 TORCHFUSE_HOST_DEVICE std::uint32_t legal_width(std::uintptr_t address) {
   const std::uint32_t low = static_cast<std::uint32_t>(address) | kVectorBytes;
   return low & (~low + 1u);

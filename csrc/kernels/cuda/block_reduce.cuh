@@ -60,7 +60,7 @@ __device__ __forceinline__ Partial block_sum(Partial value) {
 }
 
 /// Returns the sum of `count` partials in thread 0. Each thread adds every 256th partial in order,
-/// and then the block's threads are added.
+/// and then the threads' sums are added.
 __device__ __forceinline__ NormPartial sum_partials(const NormPartial* partials,
                                                     std::int64_t count) {
   NormPartial sum{0.0, 0.0, 0};

@@ -14,8 +14,8 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Rows [first, first + count) of a table, with space for up to `kBytes` bytes of gradient
-/// addresses and fixed data.
+/// Rows [first, first + count) of a table. The struct, including gradient addresses, has at most
+/// `kBytes` bytes.
 template <std::size_t kBytes>
 struct DeviceSpan {
   static constexpr std::size_t kFixedBytes = 2 * sizeof(void*) + 6 * sizeof(std::int32_t);

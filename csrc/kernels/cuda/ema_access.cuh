@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Access to the operands of an update that also updates a parameter's average. See Note [Averages
-// of weights] in common/ema.h.
+// Operand access for an update that also updates a parameter's average. See Note [Averages of
+// weights] in common/ema.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -46,14 +46,14 @@ struct EmaAccess : Base {
                         std::int64_t begin, float step) {
       Base::TeamData::set(storage, row, begin, step);
       const auto coefs = ema_coefs<Compute>(storage.ema, static_cast<double>(step));
-      // Copy the fields one by one: two of 8 bytes are not aligned for a 16-byte access.
+      // Copy field by field: two 8-byte fields are not aligned for a 16-byte access.
       ema.weight = coefs.weight;
       ema.copies = coefs.copies;
     }
   };
 };
 
-/// One vector of the average's elements. Does nothing without an average.
+/// A vector of the average's elements. Does nothing without an average.
 template <class Access>
 struct EmaVec {
   template <bool kAligned, class Chunk>

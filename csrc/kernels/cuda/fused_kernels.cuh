@@ -216,8 +216,8 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
 }
 
 /// Handles the calling thread's share of a chunk. See Note [Peeling]. An update handles single
-/// elements first, because after the loop they would keep its base addresses alive through the
-/// loop. Sums handle single elements last, and peel nothing. If the gradient's factor is tiny, all
+/// elements first, because after the loop they would keep base addresses alive through the loop.
+/// Sums handle single elements last, and peel nothing. If the gradient's factor is tiny, all
 /// elements are handled as single elements: a second factor in the vector loop would take registers
 /// from all steps for a very rare case. (Sums then have another order than on the CPU.)
 template <class Phase, bool kAligned, class Access>
@@ -312,8 +312,8 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
 
 // A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: all
 // operands, read once and, except for the gradient, written once (fp32 Adam: 16 + 12). Every
-// operand has 16-byte accesses, whatever its type. Misaligned operands are handled as in Note
-// [Peeling], in a separate kernel, so that the common kernel needs fewer registers.
+// operand, of any type, has 16-byte accesses. Misaligned operands are handled as in Note [Peeling],
+// in a separate kernel, so that the common kernel needs fewer registers.
 template <class Access, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? Access::kUpdateBlocksPerSm : 1)
     fused_update_kernel(const Launch<Update<Access>> __grid_constant__ launch) {

@@ -8,7 +8,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Maximum number of parameter groups per launch: about 6 KB of hyper-parameters.
+/// Maximum parameter groups per launch: about 6 KB of hyper-parameters.
 template <class Params>
 constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
 
@@ -23,8 +23,8 @@ class GroupTable {
     last_ = 0;
   }
 
-  /// Returns the place of `group`, and copies a new group to `launch_groups`. Returns a negative
-  /// value if there is no room.
+  /// Returns the group's place, and copies a new group to `launch_groups`. Returns a negative value
+  /// if there is no room.
   int place(const Params* groups, std::int32_t group, Params* launch_groups) {
     if (last_ < count_ && ids_[last_] == group) return last_;
     for (last_ = 0; last_ < count_; ++last_) {

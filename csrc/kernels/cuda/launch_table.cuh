@@ -2,11 +2,11 @@
 // Lets one launch cover many tensors of any size.
 //
 // Note [Launch tables]
-// A launch passes all data about its tensors by value, in the kernel's arguments. It needs no
-// device memory and no copy, and nothing can change under a captured graph. Lists longer than the
-// argument limit need several launches, unless the rows are kept on the device: see Note [Device
-// tables]. Block b finds its tensor by binary search in `first_block`, which contains each row's
-// first block.
+// A launch passes all data about its tensors by value, in the kernel's arguments. The launch needs
+// no device memory and no copy, and nothing can change under a captured graph. Lists longer than
+// the argument limit need several launches, unless the rows are kept on the device: see Note
+// [Device tables]. Block b finds its tensor by binary search in `first_block`, which contains each
+// row's first block.
 #pragma once
 
 #include <cuda_runtime.h>

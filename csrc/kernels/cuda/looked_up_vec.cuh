@@ -36,9 +36,9 @@ __device__ __forceinline__ void with_width(DType dtype, Run run) {
   }
 }
 
-/// Eight elements. After a load, the words contain the stored bits (all words for fp32, half of
-/// them for 16-bit types). After `set`, they contain the bits of fp32 values, which are converted
-/// when they are stored.
+/// Eight elements. After a load, the words contain the stored bits (all words for fp32, half of the
+/// words for 16-bit types). After `set`, the words contain fp32 bits, which are converted by the
+/// store.
 struct LookedUpVec {
   static constexpr int kElements = 8;
   std::uint32_t words[kElements];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// K1: one read of all gradients computes sums of squares and the non-finite flag, in two tiers of
-// sums. The last block may also run the step's prologue.
+// K1: computes sums of squares and the non-finite flag in one read of all gradients, in two tiers.
+// The last block may also run the step's prologue.
 #include "kernels/multi_tensor_l2_norm.h"
 
 #include "kernels/common/atomic.h"
@@ -25,7 +25,7 @@ struct NormRow {
 /// A launch's arguments for Note [Bundles of partials].
 struct NormPlaces {
   NormPartial* partials;
-  std::int64_t num_partials;  ///< number of partials of the entire list
+  std::int64_t num_partials;  ///< the entire list's number of partials
   NormBundles bundles;
 };
 
@@ -57,9 +57,9 @@ __device__ __forceinline__ std::int64_t first_partial_of(const NormLaunch& launc
   return launch.is_span ? launch.span.row(row).first_chunk : launch.table.rows[row].first_partial;
 }
 
-/// Sums the squares of the calling thread's part of `count` elements. Which thread adds which
-/// element, and in which order, depends only on `count`, not on the address: misaligned operands
-/// are read in narrower accesses.
+/// Sums the squares in the calling thread's share. Which thread adds which element, and in which
+/// order, depends only on the share's `count`, not on the address: misaligned operands are read in
+/// narrower accesses.
 template <class S>
 __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const RowShare& share) {
   using T = decltype(widen(S{}));
@@ -93,10 +93,10 @@ __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const Row
   return sums;
 }
 
-/// Stores a team's partial, and adds the partial's bundle if no other partial of the bundle is
-/// missing: see Note [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the
-/// team's first warp must call this function. Lane 0 passes the partial, and gets whether all
-/// bundles have now been added.
+/// Stores a team's partial. If the partial's bundle is then complete, adds the bundle: see Note
+/// [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the team's first warp
+/// must call this function. Lane 0 passes the partial, and gets whether all bundles have now been
+/// added.
 /// Note [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the team's first
 /// warp must call it; lane 0 has the partial, and learns whether all bundles are added now.
 __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64_t place,

@@ -53,15 +53,15 @@ struct StepTable {
   }
 };
 
-/// Maximum number of adjacent counts: the prologue's block increments this many before another
-/// launch would begin.
+/// Maximum number of adjacent counts: the prologue's block increments as many before another launch
+/// would begin.
 constexpr std::int64_t kMostStepsOfABlock = 4096;
 
 struct PrologueShared {
   float skip;
 };
 
-/// All threads of one block of kThreads threads must call this function.
+/// All kThreads threads of a single block must call this function.
 template <int kPointers>
 __device__ __forceinline__ void run_prologue(const PrologueInputs& inputs,
                                              const StepTable<kPointers>& steps) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The prologue as a separate kernel, for steps in which the norm kernel's last block cannot run it.
+// The prologue as a separate kernel, for steps in which the norm kernel's last block cannot run the
+// prologue.
 #include "kernels/prologue.h"
 
 #include "kernels/cuda/launch_table.cuh"

@@ -46,9 +46,9 @@ struct NormsLaunch {
   }
 };
 
-// A block handles one tensor. It sums the partials (32 bytes each) and writes the norms; each
-// thread sums every 256th partial in order. T is the type of the state per tensor. No alignment
-// beyond the types' own.
+// A block handles a tensor: sums the partials (32 bytes each) and writes the norms. Each thread
+// sums every 256th partial in order. T is the type of the state per tensor. No alignment beyond the
+// types' own.
 template <class Functor, class T>
 __global__ void __launch_bounds__(kThreads)
     tensor_norms_kernel(const NormsLaunch<Functor> __grid_constant__ launch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Sums of squares over one thread's elements.
+// Sums of squares over a thread's elements.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -8,9 +8,9 @@
 //   TypedAccess      all types are template arguments: one kernel for each tuple of them
 //   LookedUpAccess   one kernel for all other tuples, which looks the types up as it runs
 //
-// A policy first loads vectors of stored bits, so that the loads of all operands are in flight
-// together. It then converts kGroup elements at a time: a pair, so that few converted values are
-// alive, or a full vector, so that the type is looked up once.
+// A policy first loads stored bits, so that the loads of all operands are in flight together. The
+// policy then converts kGroup elements at a time: a pair, so that few converted values are alive,
+// or a full vector, so that the type is looked up once.
 #pragma once
 
 #include <cuda_runtime.h>

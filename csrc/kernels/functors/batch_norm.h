@@ -4,13 +4,13 @@
 //
 // Note [Moments that add up]
 // Ranks exchange sums, so that one all-reduce combines any number of ranks, and an empty rank
-// contributes zeros. The variance is the difference of two such sums, sum of squares and squared
-// sum. This difference loses 2 log2(mean / sigma) bits: half of a double's bits if the mean is 1e4
-// sigma. Both sums are therefore sent in two parts: the leading 24 bits and the rest. Leading parts
-// of similar size add without rounding. If one rank's sum is so small that its last bits are lost,
-// the ranks' means differ so much that the variance does not need these bits. In total 77 bits are
-// added: the combined variance is as exact as each rank's variance for means up to 1e6 sigma, and
-// hardly depends on the order of the ranks.
+// contributes zeros. The variance is a difference of sums: the sum of squares minus the squared
+// sum. This difference loses 2 log2(mean / sigma) bits, which is half of a double's bits if the
+// mean is 1e4 sigma. Therefore both sums are sent in two parts: the leading 24 bits and the rest.
+// Leading parts of similar size add without rounding. If a rank's sum is so small that the last
+// bits are lost, the ranks' means differ so much that the variance does not need these bits. In
+// total 77 bits are added: the combined variance is as exact as each rank's variance for means up
+// to 1e6 sigma, and hardly depends on the ranks' order.
 //
 // Note [Two-part mean]
 // Near a large mean, the spacing of floats is a visible part of sigma. x - center is exact there,
@@ -43,7 +43,7 @@ struct PivotedSums {
   double count = 0.0;
 };
 
-/// Merges `b` into `a`, about a's pivot. Pivots are elements of the channel, so the shift's loss of
+/// Merges `b` into `a`, about a's pivot. Pivots are channel elements, so the shift's loss of
 /// precision is bounded by a few sigma.
 TORCHFUSE_HOST_DEVICE PivotedSums merge(const PivotedSums& a, const PivotedSums& b) {
   if (a.count == 0.0) return b;
@@ -86,8 +86,7 @@ TORCHFUSE_HOST_DEVICE double leading_bits(double x) {
 }
 
 /// Number of doubles in which ranks exchange the moments of `channels` channels: sum and sum of
-/// squares in two parts each, and the number of elements per channel. See Note [Moments that add
-/// up].
+/// squares in two parts each, and the element count per channel. See Note [Moments that add up].
 TORCHFUSE_HOST_DEVICE constexpr std::int64_t packed_moments_size(std::int64_t channels) {
   return 4 * channels + 1;
 }

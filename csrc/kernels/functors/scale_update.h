@@ -31,7 +31,7 @@ struct ScaleCounts {
   std::int64_t last_overflowed = 0;  ///< 0 or 1
 };
 
-/// Record of one update, for a plot of the scale over time.
+/// One update's record, for a plot of the scale over time.
 struct ScaleRecord {
   float scale;       ///< scale before the update, which the step used
   float overflowed;  ///< 0 or 1

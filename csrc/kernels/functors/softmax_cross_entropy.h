@@ -7,9 +7,9 @@
 //     loss    = log_sum - (1 - s) * (x[y] - max(x)) - s * mean(x - max(x))
 //     dx      = (exp(x - lse) - s / C - (1 - s) * [class is y]) * dloss
 //
-// Only differences of logits are used, so rounding is relative to the logits' spread, not to their
-// size. If logits are large, lse keeps only a few digits of log_sum. Therefore lse is stored in two
-// parts: the rounded value and the rest.
+// Only differences of logits are used, so rounding is relative to the logits' spread, not to the
+// logits' size. If logits are large, lse keeps only a few digits of log_sum. Therefore lse is
+// stored in two parts: the rounded value and the rest.
 #pragma once
 
 #include "kernels/common/exp.h"

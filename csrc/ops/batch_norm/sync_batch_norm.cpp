@@ -137,8 +137,7 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     if (wanted[1]) result[1] = grad_weight;
     if (wanted[2]) result[2] = grad_bias;
     if (wanted[3]) result[3] = grad;
-    // Every rank takes part, even if its input needs no gradient, because the other ranks wait for
-    // it.
+    // Every rank takes part, even if the input needs no gradient, because the other ranks wait.
     if (call.group && call.batch_statistics) {
       all_reduce_sum_(sums, *call.group, call.caller, call.deterministic);
     }

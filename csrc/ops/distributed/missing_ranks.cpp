@@ -36,8 +36,8 @@ milliseconds wait_for_reports(c10d::ProcessGroup& group) {
   }
 }
 
-/// Returns the ranks that do not report their own failure because they have exited or are stuck
-/// somewhere else.
+/// Returns the ranks that do not report a failure of their collective. Such a rank has exited or is
+/// stuck somewhere else.
 std::vector<std::int64_t> silent_ranks(c10d::Store& store, int self, int size, milliseconds limit) {
   const std::string key = "torchfuse/failed_collective/";
   store.set(key + std::to_string(self), std::vector<std::uint8_t>{1});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops fused_<algorithm>_, each of which runs one fused step over lists of tensors. The op's
+// The ops fused_<algorithm>_, each of which runs a fused step over lists of tensors. The op's
 // schema defines the step: argument names tell which list contains which state, and which number is
 // which hyper-parameter.
 #pragma once

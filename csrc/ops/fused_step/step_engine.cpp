@@ -131,7 +131,7 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
   }
 }
 
-/// Returns whether a prologue writes this flag itself rather than a copy on another device.
+/// Returns whether a prologue writes this flag, rather than a copy on another device.
 bool StepEngine::writes_flag(const at::Tensor& found_inf) const {
   return std::any_of(work_.begin(), work_.end(), [&](const DeviceWork& work) {
     return work.takes_part && work.device == found_inf.device();

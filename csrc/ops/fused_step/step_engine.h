@@ -73,8 +73,7 @@ struct PlannedTensor {
 /// this storage. `param` is compared and never dereferenced.
 struct Written {
   explicit Written(const SlotTensors& tensors);
-  /// Returns whether nobody has since written to the parameter, replaced it or given it other
-  /// memory.
+  /// Returns whether the parameter has not been written to, replaced or given other memory since.
   bool holds(const SlotTensors& tensors) const;
   /// Records another write to the same parameter in the same memory, as in nearly every step.
   void note_versions(const SlotTensors& tensors);
@@ -92,7 +91,7 @@ struct Written {
 struct PlannedSlot {
   kernels::TensorRow row;  ///< contains the addresses of the last step's tensors
   BucketKey key;
-  Layout layout;  ///< of the parameter, states, master and average
+  Layout layout;  ///< shared by parameter, states, master and average
   PlannedTensor param;
   PlannedTensor states[SlotTensors::kMaxStates];
   PlannedTensor master;

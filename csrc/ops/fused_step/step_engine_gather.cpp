@@ -147,8 +147,8 @@ StepEngine::DeviceWork& StepEngine::work_on(const c10::Device& device) {
   return work_.back();
 }
 
-/// Long lists of small tensors are bound by the latency of tensor objects, which are scattered in
-/// memory. Prefetches later slots' objects while this slot is compared.
+/// Long lists of small tensors are bound by the latency of the tensor objects, which are scattered
+/// in memory. Prefetches later slots' objects while this slot is compared.
 void StepEngine::fetch_ahead(std::size_t index) const {
   constexpr std::size_t kObjects = 16;
   constexpr std::size_t kStorages = 8;

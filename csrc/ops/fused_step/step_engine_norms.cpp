@@ -145,8 +145,8 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
   return sums;
 }
 
-/// Used with several devices, or with gradients in other processes. Gives all devices a copy of all
-/// sums, or of the one sum over all processes.
+/// Used with several devices, or with gradients in other processes. Gives every device a copy of
+/// all sums, or of the sum over all processes.
 void StepEngine::share_partials(const FusedStepOptions& options) {
   std::vector<at::Tensor> sums = sums_of_shardings();
   const auto all_on = [&sums](const c10::Device& device) {
@@ -191,7 +191,7 @@ void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
   if (!options.found_inf || !options.check_inside) return;
   for (const DeviceWork& work : work_) {
     if (!work.takes_part || work.found_inf.is_same(*options.found_inf)) continue;
-    // found_inf is on another device: set it if this device's copy was set.
+    // found_inf is on another device: set the flag there if this device's copy was set.
     const at::Tensor flag = to_device(work.found_inf, options.found_inf->device());
     options.found_inf->copy_(at::maximum(*options.found_inf, flag.view_as(*options.found_inf)));
   }

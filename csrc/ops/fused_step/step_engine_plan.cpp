@@ -6,8 +6,8 @@
 // released tensor must be freed. Therefore a plan keeps no reference, strong or weak, to a tensor,
 // and trusts no address. Each step borrows the tensors from their owners for the step's duration.
 // The step compares everything on which a kernel depends: dtype, device, sizes, strides, storage
-// bounds. Tensors that match the plan are used, whichever objects they are and wherever their
-// memory is. If a tensor does not match, the owner plans again. A new tensor at a deleted tensor's
+// bounds. Every tensor that matches the plan is used, even if the object or the address has
+// changed. If a tensor does not match, the owner plans again. A new tensor at a deleted tensor's
 // address is judged by its own properties. The only thing that a plan holds, weakly, is the storage
 // in which a step left a parameter with a master: see Written.
 #include <c10/util/Exception.h>

@@ -26,8 +26,8 @@ using Element = std::pair<const void*, std::int64_t>;
 // one element more than needed, which distinguishes the buffer from a tensor that a checkpoint
 // provided.
 
-/// Returns whether the step is an element of such a buffer, and not the element of another step in
-/// `taken`.
+/// Returns whether the step is an element of such a buffer, and no other step in `taken` is the
+/// same element.
 bool is_own_element(const at::Tensor& step, const c10::Device& device, std::set<Element>& taken) {
   if (!step.defined() || step.device() != device || step.scalar_type() != at::kFloat ||
       step.dim() != 0 || !step.has_storage() || step.storage().nbytes() <= sizeof(float)) {

@@ -49,8 +49,8 @@ using Place = std::pair<c10::DeviceIndex, kernels::Stream>;
 constexpr std::int64_t kLeast = 2048;  ///< minimum number of counters per stream or capture
 constexpr std::int64_t kReserved = 128 * kLeast;
 
-/// A device's counters for captures. They are cleared once, outside any capture, because a captured
-/// clearing would be part of every replay. Counters that a capture has taken stay with the
+/// A device's counters for captures. The counters are cleared once, outside any capture, because a
+/// captured clearing would be part of every replay. Counters that a capture has taken stay with the
 /// capture's graph.
 struct Reserve {
   at::Tensor counters;
@@ -77,8 +77,8 @@ AllArrivals& all_arrivals() {
 }
 
 /// Orders the device's current stream after the clearing of the reserve, which the first call
-/// allocates. Replays also find the reserve cleared: before them the program runs eager steps, and
-/// these call this function on their stream.
+/// allocates. Replays also find the reserve cleared, because the program runs eager steps first,
+/// and each eager stream calls this function.
 void clear_reserve(Reserve& reserve, const c10::Device& device) {
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (reserve.counters.defined()) {

@@ -37,8 +37,8 @@ class Arrivals {
 
 /// Returns the stream's arrival counters, zeroed. Launches on one stream do not overlap, so one set
 /// per stream is enough. A captured graph may be replayed on any stream, so each stream of a
-/// capture gets separate counters. They are cleared in advance, as long as the reserve for captures
-/// lasts.
+/// capture gets separate counters. As long as the reserve for captures lasts, capture counters are
+/// cleared in advance.
 at::Tensor zeroed_arrivals(const c10::Device& device, kernels::Stream stream, std::int64_t count);
 
 /// Must be called when a launch on the stream has failed.
