@@ -31,8 +31,8 @@ constexpr std::int64_t num_norm_chunks(std::int64_t numel, std::int64_t chunk = 
 /// Returns the chunk size on a CUDA device whose gradients have `total` elements. Small models have
 /// smaller chunks: chunks of kNormChunk elements would leave some multiprocessors without a block,
 /// and the others with a single block that waits for memory several times in sequence. The size
-/// depends only on `total`, so that the same gradients have the same norm in every step. The
-/// minimum is kWarpElements, because a small tensor is a single chunk.
+/// depends only on `total`, so that the same gradients have the same norm in every step. The size
+/// is at least kWarpElements, because a small tensor is a single chunk.
 constexpr std::int64_t norm_chunk_on_cuda(std::int64_t total) {
   constexpr std::int64_t kAimedChunks = 512;
   constexpr std::int64_t kLeast = 2048;

@@ -74,9 +74,9 @@ TORCHFUSE_HOST_DEVICE double sqrt(double x) {
 #endif
 }
 
-/// Returns the larger value, NaN if either value is NaN, as torch.maximum, and b if both are zeros,
-/// as MAXPS. The last operation flushes denormals like all other operations do; a plain selection
-/// would let denormals pass.
+/// Returns the larger value. Returns NaN if either value is NaN, as torch.maximum does, and `b` if
+/// both values are zeros, as MAXPS does. The last operation flushes denormals like all other
+/// operations do; a plain selection would let denormals pass.
 template <class T>
 TORCHFUSE_HOST_DEVICE T max(T a, T b) {
   const T larger = (a != a || a > b) ? a : b;
@@ -88,8 +88,8 @@ TORCHFUSE_HOST_DEVICE T max(T a, T b) {
 #endif
 }
 
-/// Returns 1, -1 or the zero `a`; NaN stays NaN. Where denormals are flushed they compare as zeros,
-/// and the product, unlike `a`, is then a zero.
+/// Returns 1 or -1, the zero `a`, or NaN if `a` is NaN. Where denormals are flushed they compare as
+/// zeros, and the product, unlike `a`, is then a zero.
 template <class T>
 TORCHFUSE_HOST_DEVICE T sign(T a) {
   return a > T(0) ? T(1) : a < T(0) ? T(-1) : a * T(0);

@@ -33,10 +33,11 @@ class UploadedTable {
 /// The device tables of a list that rarely changes between steps: see Note [Device tables].
 ///
 /// Rows are uploaded when a second consecutive step uses them. A list that changes in every step is
-/// therefore never uploaded, and neither is an op's list, because an op runs one step. Tables
-/// belong to the stream on which they were uploaded. On that stream, the upload precedes the steps
-/// that read the tables, and any reuse of the memory comes after these steps. A step on another
-/// stream gets no tables. A capture gets no tables either, because every replay would read them.
+/// therefore never uploaded. An op's list is never uploaded either, because an op runs a single
+/// step. Tables belong to the stream on which they were uploaded. On that stream, the upload
+/// precedes the steps that read the tables, and any reuse of the memory comes after the last of
+/// these steps. A step on another stream gets no tables. A capture gets no tables, because every
+/// replay would read them.
 class KeptTables {
  public:
   /// Compares the list with the previous step's list. Must be called before every step, with the
