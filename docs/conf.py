@@ -36,13 +36,13 @@ root_doc = "index"
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|nn|dist|collections|typing|numpy|argparse|os)\..*"),
-    ("py:class", r"default( .*)?|Iterable|[\d.]+"),  # types and defaults in argument lines
+    # Types and defaults in argument lines.
+    ("py:.*", r"default( .*)?|Iterable|str|os\.PathLike|[\d.]+"),
     (
         "py:.*",
         r"(Update|HyperParams|Sampler|BasicOptions|MasterOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
         r"|dict|Dict\[.*|float|int)",
     ),
-    ("py:.*", r"default .*|Iterable|str|os\.PathLike"),  # types in docstrings' argument lines
     ("cpp:identifier", r"(at|c10|c10d|torch|std)(::.*)?"),
     ("cpp:identifier", r"torchfuse(::amp|::nn|::optim|::parallel)?"),  # namespaces
     ("cpp:identifier", r"(Options|State|Self)"),  # template parameters

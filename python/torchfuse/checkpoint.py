@@ -202,7 +202,7 @@ def load_checkpoint(
         for rank, other in enumerate(digests):
             if other != digests[0]:
                 raise ValueError(
-                    f"{where} to be the same file on all ranks, got another one on rank {rank} "
+                    f"{where} to be the same file on all ranks, got a different file on rank {rank} "
                     "than on rank 0. Copy one file to all machines, or read it from a folder that "
                     "they share."
                 )

@@ -175,7 +175,7 @@ class ResumableSampler(Sampler[Any]):
         if not 0 <= position <= len(self._sampler):
             raise ValueError(
                 f"ResumableSampler: expected position to be from 0 to {len(self._sampler)}, got "
-                f"{position}. Load it for a data set and a number of processes as saved."
+                f"{position}. Use the data set and the number of processes of the saved run."
             )
         begin = state_dict.get("generator")
         if self._generator is not None:

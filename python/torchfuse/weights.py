@@ -99,7 +99,7 @@ def _checked(value: object, name: str) -> Tensor:
     """Converts a state dict value to a contiguous CPU tensor; ValueError if unsupported."""
     where = f"save_weights: expected {name!r}"
     if name == "__metadata__":
-        raise ValueError(f"{where} to have another name: the format uses it.")
+        raise ValueError(f"{where} to have another name: the format reserves this name.")
     if not isinstance(value, Tensor):
         raise ValueError(
             f"{where} to be a tensor, got {type(value).__name__}. safetensors files contain only "

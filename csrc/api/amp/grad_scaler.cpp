@@ -41,7 +41,7 @@ void check_scale(const char* name, double value) {
               " to be positive and finite, got ", value, ".");
   TORCH_CHECK(
       value >= kSmallestScale && value <= kLargestScale, "GradScaler: expected ", name,
-      " to be from 2^-126 to 2^126, so that fp32 holds it and its reciprocal with all bits, "
+      " to be from 2^-126 to 2^126, so that fp32 represents the scale and its reciprocal exactly, "
       "got ",
       value, ".");
 }

@@ -205,9 +205,7 @@ CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& desc
   const auto sums = ranks.gather(std::to_string(sum));
   for (std::size_t rank = 1; rank < sums.size(); ++rank) {
     TORCH_CHECK_VALUE(sums[rank] == sums[0], where,
-                      " to be the same file on all ranks, got another "
-                      "one on rank ",
-                      rank,
+                      " to be the same file on all ranks, got a different file on rank ", rank,
                       " than on rank 0. Copy one file to all machines, or "
                       "read it from a folder that they share.");
   }

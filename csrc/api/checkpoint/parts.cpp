@@ -135,7 +135,7 @@ CheckpointPart sampler_part(parallel::DistributedSampler& sampler, std::int64_t&
     const std::int64_t epoch = integer(saved, "epoch");
     const std::int64_t position = integer(saved, "position");
     check_position(position, std::string(kExpected) + "['position']", sampler.size(),
-                   "Load it for a data set and a number of processes as saved.");
+                   "Use the data set and the number of processes of the saved run.");
     return [&sampler, &drawn, epoch, position] {
       sampler.resume(epoch, static_cast<std::size_t>(position));
       drawn = position;

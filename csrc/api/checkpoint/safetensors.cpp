@@ -43,7 +43,8 @@ void check_tensor(const Named& named, const std::string& caller) {
   TORCH_CHECK_VALUE(dtype_name(tensor.scalar_type()).has_value(), where,
                     " to have a dtype that safetensors files can hold, got ", tensor.scalar_type(),
                     ". Convert it, or use save_checkpoint.");
-  TORCH_CHECK_VALUE(name != "__metadata__", where, " to have another name: the format uses it.");
+  TORCH_CHECK_VALUE(name != "__metadata__", where,
+                    " to have another name: the format reserves this name.");
   TORCH_CHECK_VALUE(is_utf8(name), where, " to have a name in UTF-8, got other bytes.");
 }
 

@@ -39,7 +39,7 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
     const auto& [param, ema, kept, version] = swapped->back();
     const at::ScalarType dtype = (kept.defined() ? kept : ema).scalar_type();
     TORCH_CHECK(param.scalar_type() == dtype, name, "::swap_ema_: expected a parameter of dtype ",
-                dtype, ", as when it received its average, got ", param.scalar_type(),
+                dtype, ", as before the swap, got ", param.scalar_type(),
                 ". Convert the model back, then call swap_ema_().");
     torchfuse::swap_ema_(param, ema, kept);
   }
@@ -47,7 +47,7 @@ void FusedOptimizer::Impl::restore_swapped(const char* name) {
 }
 
 void FusedOptimizer::swap_ema_() {
-  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
   if (impl_->swapped.has_value()) return impl_->swap_back(name());
   TORCH_CHECK(step_options().ema.has_value(), name(),

@@ -60,7 +60,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
   refuse_swapped("step");
   around_step([this] { fused_update(); });
@@ -109,14 +109,14 @@ void FusedOptimizer::fused_update() {
   if (!borrow_slots(slots) || !step->step(slots, groups, options)) {
     build_plan();
     TORCH_CHECK(borrow_slots(slots) && step->step(slots, groups, options), name(),
-                "::step: expected the state to stay as it is during the step, got a change. Do not "
-                "change it from another thread.");
+                "::step: the state changed while the step read it. Do not change an optimizer's "
+                "state from another thread during a step.");
   }
   if (scaling_.has_value()) scaling_->found_inf_is_output = false;
 }
 
 void FusedOptimizer::remake_masters() {
-  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
   refuse_swapped("remake_masters");
   for (const OptimizerParamGroup& group : param_groups_) {
@@ -134,7 +134,7 @@ void FusedOptimizer::remake_masters() {
 }
 
 void FusedOptimizer::set_skip_norm_above(at::Tensor threshold) {
-  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
   const auto is_number = [](const at::Tensor& tensor) {
     const bool wide = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
@@ -230,9 +230,10 @@ void FusedOptimizer::build_plan() {
       const bool takes_part = param.grad().defined() || state != nullptr;
       planned.push_back({group, takes_part, rounds_stochastically(options)});
       if (!takes_part) continue;
-      TORCH_CHECK_VALUE(seen.insert(param.unsafeGetTensorImpl()).second, name(), ": expected ",
-                        options_name(group), ".params[", index,
-                        "] to be in the parameter groups once, got it a second time. Remove one.");
+      TORCH_CHECK_VALUE(
+          seen.insert(param.unsafeGetTensorImpl()).second, name(), ": expected ",
+          options_name(group), ".params[", index,
+          "] to be in the parameter groups once, got a duplicate. Remove the duplicate.");
       FusedSlot slot = make_slot(param, state, options);
       slot.group = static_cast<std::int64_t>(group);
       slot.position = static_cast<std::int64_t>(index);

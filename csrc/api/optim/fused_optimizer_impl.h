@@ -79,8 +79,9 @@ struct FusedOptimizer::Impl {
 class Exclusive {
  public:
   Exclusive(StepLock& lock, const char* name) : lock_(lock) {
-    TORCH_CHECK(lock_.lock(), name,
-                ": expected no step within a step of the same optimizer, got one.");
+    TORCH_CHECK(
+        lock_.lock(), name,
+        ": called during a step of the same optimizer. Call it after the step has returned.");
   }
   ~Exclusive() { lock_.unlock(); }
   Exclusive(const Exclusive&) = delete;

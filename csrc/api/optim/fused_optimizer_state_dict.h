@@ -83,9 +83,7 @@ StateDict archived_state(const StateDict& saved, const at::Tensor& param,
   for (const auto& entry : saved) {
     const bool is_known = entry.value().isNone() || state.contains(entry.key());
     TORCH_CHECK_VALUE(is_known, where, " to hold states of ", OptionsTraits<Options>::kName,
-                      ", got ", entry.key(),
-                      ". Load the checkpoint of another class into that "
-                      "class.");
+                      ", got ", entry.key(), ". Load a checkpoint into the class that saved it.");
   }
   return state;
 }

@@ -19,7 +19,7 @@ namespace torchfuse::optim {
 using torch::optim::OptimizerParamGroup;
 
 void FusedOptimizer::set_norm_groups(std::vector<std::string> names) {
-  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got one that was moved from.");
+  TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
   const std::string caller = std::string(name()) + "::set_norm_groups";
   std::vector<std::string> shared;

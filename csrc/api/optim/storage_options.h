@@ -109,8 +109,8 @@ void check_storage_options(const char* name, const std::string& owner, const Opt
                     "remainder holds the bits of an fp32 master that bf16 cannot hold.");
   TORCH_CHECK_VALUE(!options.stochastic_rounding() || !options.master_weights(), name,
                     ": expected ", owner,
-                    ".master_weights to be false with stochastic_rounding, got true. A parameter "
-                    "with a master loses nothing by rounding: choose one of the two.");
+                    ".master_weights to be false with stochastic_rounding, got true. "
+                    "Parameters with masters need no stochastic rounding: set one of the options.");
   TORCH_CHECK_VALUE(options.seed() >= 0, name, ": expected ", owner, ".seed to be at least 0, got ",
                     options.seed(), ".");
   const double decay = options.ema_decay().value_or(0.0);

@@ -116,7 +116,7 @@ DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = def
 
 DataParallelBase::Replica& DataParallelBase::replica() const {
   TORCH_CHECK(replica_ != nullptr, kDataParallel,
-              ": expected a DistributedDataParallel, got one that was moved from.");
+              ": expected a DistributedDataParallel, got a moved-from object.");
   return *replica_;
 }
 

@@ -84,7 +84,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const auto place = position.toInt();
   TORCH_CHECK_VALUE(place >= 0 && static_cast<std::size_t>(place) <= size(), kName,
                     ": expected the saved position to be at most ", size(), ", got ", place,
-                    ". Load it for a data set and a number of processes as saved.");
+                    ". Use the data set and the number of processes of the saved run.");
   set_epoch(epoch.toInt());
   reset();
   position_ = static_cast<std::size_t>(place);

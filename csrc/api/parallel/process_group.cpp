@@ -101,7 +101,7 @@ bool ProcessGroup::is_open() const noexcept { return state_ && state_->group; }
 ProcessGroup::State& ProcessGroup::state() const {
   TORCH_CHECK(state_ != nullptr,
               "torchfuse::parallel::ProcessGroup: expected a process group, got "
-              "one that was moved from.");
+              "a moved-from object.");
   TORCH_CHECK(state_->group, "torchfuse::parallel::ProcessGroup: expected group '", state_->name,
               "' to be open, got a closed group. Keep the ProcessGroup, and the group whose "
               "new_group() made it, open while you use it.");

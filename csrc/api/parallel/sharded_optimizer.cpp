@@ -61,7 +61,8 @@ std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
     for (std::size_t index = 0; index < params.size(); ++index) {
       const std::string where = c10::str("expected ", name, ".params[", index, "]");
       if (!seen.insert(params[index].unsafeGetTensorImpl()).second) {
-        return where + " to be in the parameter groups once, got it a second time. Remove one.";
+        return where +
+               " to be in the parameter groups once, got a duplicate. Remove the duplicate.";
       }
       const std::string found = refusal_of(params[index]);
       if (!found.empty()) return where + found;
@@ -80,8 +81,7 @@ ShardedBase::ShardedBase(ShardedBase&&) noexcept = default;
 ShardedBase& ShardedBase::operator=(ShardedBase&&) noexcept = default;
 
 Shards& ShardedBase::shards() const {
-  TORCH_CHECK(shards_ != nullptr, kSharded,
-              ": expected an optimizer, got one that was moved from.");
+  TORCH_CHECK(shards_ != nullptr, kSharded, ": expected an optimizer, got a moved-from object.");
   return *shards_;
 }
 

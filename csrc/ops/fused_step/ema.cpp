@@ -43,8 +43,7 @@ at::Tensor swap_ema_(const at::Tensor& param, const at::Tensor& ema, const at::T
     ops::check_same_sizes({kName, "kept"}, kept, param, "param");
     TORCH_CHECK(kept.scalar_type() == param.scalar_type(), kName,
                 ": expected param to be of dtype ", kept.scalar_type(),
-                ", as when it received its average, got ", param.scalar_type(),
-                ". Convert it back first.");
+                ", as before the swap, got ", param.scalar_type(), ". Convert it back first.");
     param.copy_(kept);
     at::autocast::clear_cache();  // autocast caches casts of the former values
     return {};

@@ -76,8 +76,8 @@ void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& group
   for (const DeviceWork& work : work_) {
     if (!work.takes_part || !is_capturing(work.device)) continue;
     TORCH_CHECK(work.scalars.defined(), caller(),
-                ": expected a step before the one that a CUDA graph captures, got a capture of the "
-                "first. Take a step, or several, outside of the capture.");
+                ": the first step cannot be captured in a CUDA graph. Run at least one step before "
+                "the capture.");
     const std::vector<HyperParamInfo>& infos = algorithm_->hyper_params();
     const auto is_lr = [](const HyperParamInfo& info) { return info.name == "lr"; };
     const auto lr = std::find_if(infos.begin(), infos.end(), is_lr) - infos.begin();

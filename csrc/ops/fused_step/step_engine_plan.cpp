@@ -190,7 +190,7 @@ void StepEngine::check_rounding(std::size_t i, const FusedSlot& slot, PlannedSlo
   }
   if (slot.master.defined()) {
     fail(argument("master_params", "master_param", i, slot), "be none under stochastic rounding",
-         "a tensor", "A parameter with a master loses nothing by rounding.");
+         "a tensor", "Parameters with masters need no stochastic rounding.");
   }
 }
 

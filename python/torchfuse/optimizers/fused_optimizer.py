@@ -229,8 +229,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 return
             self._planned_for = None  # the plan no longer matches the state
         raise RuntimeError(
-            f"{self._caller(in_step=True)}: expected the state to stay as it is during the step, "
-            "got a change. Do not change it from another thread."
+            f"{self._caller(in_step=True)}: the state changed while the step read it. Do not change "
+            "an optimizer's state from another thread during a step."
         )
 
     def _native_step(self, native: _C.FusedStep, scale: Tensor | None) -> bool:

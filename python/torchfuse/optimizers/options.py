@@ -489,7 +489,7 @@ def check_storage(
             if dtype not in allowed:
                 raise ValueError(
                     f"{caller}: expected params[{place}] of group {index} to be bf16 with {key}, "
-                    f"got {dtype}. Set {key}=False in a group of its own for other parameters."
+                    f"got {dtype}. Set {key}=False in a separate group for other parameters."
                 )
         if dtypes and torch.bfloat16 not in dtypes.values():
             raise ValueError(
@@ -499,8 +499,8 @@ def check_storage(
 
 
 _WHY = {
-    "store_param_remainders": "A remainder is what a bf16 parameter lacks of its fp32 master.",
-    "stochastic_rounding": "A parameter with a master loses nothing by rounding: choose one.",
+    "store_param_remainders": "A remainder holds the bits of an fp32 master that bf16 cannot hold.",
+    "stochastic_rounding": "Parameters with masters need no stochastic rounding: set one of the options.",
 }
 
 

@@ -227,7 +227,7 @@ def _checked_state(
     for name in EVERY_STATE.difference(every).intersection(state):
         raise ValueError(
             f"{where} to hold no '{name}', which {type(optimizer).__name__} does not have, got the "
-            f"keys {keys_of(state)}. Load the checkpoint of another class into that class."
+            f"keys {keys_of(state)}. Load a checkpoint into the class that saved it."
         )
     tensors = {name: name in whole for name in _tensor_names(optimizer, state)}
     check_state(where, param, state, tensors, group_step)
@@ -292,12 +292,12 @@ def check_class(where: str, name: str, group: Mapping[str, Any], saved: Mapping[
         if option in saved and option not in group:
             raise ValueError(
                 f"{where} to hold no {option!r}, an option of {owner} that {name} does not have, "
-                f"got {shown(saved[option])}. Load the checkpoint of another class into that class."
+                f"got {shown(saved[option])}. Load a checkpoint into the class that saved it."
             )
     if "decoupled_weight_decay" in saved and "amsgrad" in group and "amsgrad" not in saved:
         raise ValueError(
             f"{where} to hold 'amsgrad', as groups of torch.optim.Adam and AdamW do, got a group "
-            "of torch.optim.RAdam. Load the checkpoint of another class into that class."
+            "of torch.optim.RAdam. Load a checkpoint into the class that saved it."
         )
 
 

@@ -439,6 +439,6 @@ def refuse_capture(optimizer: FusedOptimizer, param: Tensor, group: dict[str, An
     names = (*optimizer._state_names(group), *averages, "step")
     if any(state.get(name) is None for name in names):
         raise RuntimeError(
-            f"{type(optimizer).__name__}.step: expected a step before the one that a CUDA graph "
-            "captures, got a capture of the first. Take a step, or several, outside of the capture."
+            f"{type(optimizer).__name__}.step: the first step cannot be captured in a CUDA graph. "
+            "Run at least one step before the capture."
         )

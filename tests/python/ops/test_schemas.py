@@ -92,7 +92,7 @@ def test_wrapper_has_the_schemas_arguments(name: str) -> None:
         assert (parameter.kind is parameter.KEYWORD_ONLY) == argument.kwarg_only, argument.name
         default = None if parameter.default is parameter.empty else parameter.default
         assert default == argument.default_value, argument.name
-        assert f"{argument.name}:" in wrapper.__doc__, f"{argument.name} is undocumented"
+        assert f"{argument.name} (" in wrapper.__doc__, f"{argument.name} is undocumented"
 
 
 @pytest.mark.skipif(_loader.recorded_build()["cuda"] != "", reason="about builds without CUDA")

@@ -123,7 +123,7 @@ TEST_F(WeightsTest, WhatDoesNotFitChangesNothing) {
   EXPECT_ERROR(save_weights(path_, meta), "to be a dense tensor with memory");
   torch::nn::Module named;
   named.register_buffer("__metadata__", torch::zeros({2}));
-  EXPECT_ERROR(save_weights(path_, named), "to have another name: the format uses it.");
+  EXPECT_ERROR(save_weights(path_, named), "to have another name: the format reserves this name.");
   torch::nn::Module latin;
   latin.register_buffer("\xe9", torch::zeros({2}));
   EXPECT_ERROR(save_weights(path_, latin), "to have a name in UTF-8, got other bytes.");

@@ -141,7 +141,7 @@ TEST(SwapEma, WhatDoesNotFitOrCannotBeWrittenIsRefusedBeforeItWrites) {
   refused(half, torch::zeros({3}), "ema to have");
   refused(torch::ones({2}, torch::kLong), zeros, "param to be a floating-point tensor, got Long");
   refused(half, zeros,
-          "param to be of dtype BFloat16, as when it received its average, got Half. Convert it "
+          "param to be of dtype BFloat16, as before the swap, got Half. Convert it "
           "back first.",
           torch::zeros({2}, torch::kBFloat16));
   refused(torch::ones({2}), inference,

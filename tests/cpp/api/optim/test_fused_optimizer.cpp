@@ -304,7 +304,7 @@ TEST(FusedOptimizer, OneThatWasMovedFromRefusesToStepAndTheOtherGoesOn) {
   run_steps(first, params, 0, 1);
   FusedAdam second = std::move(first);
   expect_error([&] { first.step(); },  // NOLINT(bugprone-use-after-move)
-               "FusedAdam: expected an optimizer, got one that was moved from");
+               "FusedAdam: expected an optimizer, got a moved-from object");
   run_steps(second, params, 1, 2);
   FusedAdam reference(expected);
   run_steps(reference, expected, 0, 2);

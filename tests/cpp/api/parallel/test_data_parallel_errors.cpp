@@ -120,7 +120,7 @@ TEST_F(DataParallelErrors, AfterAMove) {
   DistributedDataParallel second(std::move(first));
   const std::string expected =
       "torchfuse::parallel::DistributedDataParallel: expected a DistributedDataParallel, got "
-      "one that was moved from.";
+      "a moved-from object.";
   expect_error([&] { first.forward(x_); }, expected);
   expect_error(
       [&] {

@@ -320,7 +320,7 @@ TEST(ShardedOptimizer, ParametersWithoutGradientsAndGroupsWithOptionsOfTheirOwn)
     ShardedAdam optimizer(std::move(sharded));
     run(optimizer, params);
     expect_equal(params, alone);
-    expect_error([&] { sharded.state_dict(); }, "got one that was moved from");
+    expect_error([&] { sharded.state_dict(); }, "got a moved-from object");
   });
 }
 

@@ -336,7 +336,7 @@ TEST(ShardedErrors, WhatCannotBeSplit) {
       "param_groups[0].params[0] to be a dense tensor of Float, Half, BFloat16 or Double, got "
       "layout Strided and dtype Long.",
       {torch::ones({3}, torch::kLong)});
-  refused("param_groups[0].params[1] to be in the parameter groups once, got it a second time.",
+  refused("param_groups[0].params[1] to be in the parameter groups once, got a duplicate.",
           Params(2, torch::ones({3})));
   refused(
       "write_back_grads to be kNothing, got another value. Each rank would store gradients "
