@@ -32,7 +32,7 @@ const char* error_text(int error);
 
 /// Returns whether the error means that this library contains neither machine code nor PTX for the
 /// device.
-bool is_for_want_of_code(int error);
+bool is_missing_code(int error);
 
 /// The compute capabilities for which the kernels were compiled, for example "8.0, 9.0+PTX", and
 /// the compiler's major version.

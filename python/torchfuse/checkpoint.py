@@ -202,9 +202,9 @@ def load_checkpoint(
         for rank, other in enumerate(digests):
             if other != digests[0]:
                 raise ValueError(
-                    f"{where} to be the same file on all ranks, got a different file on rank {rank} "
-                    "than on rank 0. Copy one file to all machines, or read it from a folder that "
-                    "they share."
+                    f"{where} to be the same file on all ranks, got a different file on rank "
+                    f"{rank} than on rank 0. Copy one file to all machines, or "
+                    "read it from a folder that they share."
                 )
         _together(load, group)
         undo.pop_all()

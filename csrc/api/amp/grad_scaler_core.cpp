@@ -89,7 +89,7 @@ void require_one_element(const char* name, const at::Tensor& tensor, at::ScalarT
 
 /// Throws during a CUDA graph capture, because memory allocated during a capture belongs to the
 /// graph.
-void refuse_capture(const at::Device& device) {
+void check_not_capturing(const at::Device& device) {
   TORCH_CHECK(!is_capturing(device),
               "GradScaler: the scale or an optimizer's flag was first used during a CUDA graph "
               "capture. Run one iteration of scale, step and update before the capture.");
@@ -124,7 +124,7 @@ GradScalerCore::GradScalerCore(ScalerExtras extras)
 
 void GradScalerCore::initialize(const at::Device& device, double scale,
                                 std::int64_t growth_tracker) {
-  refuse_capture(device);
+  check_not_capturing(device);
   scale_ = at::full({}, scale, float_on(device));
   growth_tracker_ = at::full({}, growth_tracker, float_on(device).dtype(at::kInt));
   ensure_state();
@@ -193,7 +193,7 @@ at::Tensor GradScalerCore::found_inf(Key optimizer, const at::Device& device) {
   for (const at::Tensor& flag : flags) {
     if (flag.device() == device) return flag;
   }
-  refuse_capture(device);
+  check_not_capturing(device);
   flags.push_back(at::zeros({}, float_on(device)));
   return flags.back();
 }

@@ -29,7 +29,7 @@ struct Pairs {
   Tensors values;
 };
 
-void check_alike(const NamedTensors& own, const NamedTensors& other, const char* kind) {
+void check_same_tensors(const NamedTensors& own, const NamedTensors& other, const char* kind) {
   TORCH_CHECK_VALUE(own.size() == other.size(), "AveragedModel: expected a model with ", own.size(),
                     " ", kind, ", like the copied model, got ", other.size(), ".");
   for (std::size_t index = 0; index < own.size(); ++index) {
@@ -90,8 +90,8 @@ std::shared_ptr<torch::nn::Module> clone_of(const torch::nn::Module& model,
   }
   const auto parameters = copy->named_parameters();
   const auto buffers = copy->named_buffers();
-  check_alike(parameters, model.named_parameters(), "parameters");
-  check_alike(buffers, model.named_buffers(), "buffers");
+  check_same_tensors(parameters, model.named_parameters(), "parameters");
+  check_same_tensors(buffers, model.named_buffers(), "buffers");
   copy_tensors(parameters, model.named_parameters(), device);
   copy_tensors(buffers, model.named_buffers(), device);
   return copy;
@@ -157,8 +157,8 @@ void AveragedModel::update_parameters(const torch::nn::Module& model) {
   const auto buffers = module_->named_buffers();
   const auto model_parameters = model.named_parameters();
   const auto model_buffers = model.named_buffers();
-  check_alike(parameters, model_parameters, "parameters");
-  check_alike(buffers, model_buffers, "buffers");
+  check_same_tensors(parameters, model_parameters, "parameters");
+  check_same_tensors(buffers, model_buffers, "buffers");
   const std::int64_t before = n_averaged();
   Work work;
   work.add(parameters, model_parameters, before > 0);

@@ -110,7 +110,7 @@ void check_storage_options(const char* name, const std::string& owner, const Opt
   TORCH_CHECK_VALUE(!options.stochastic_rounding() || !options.master_weights(), name,
                     ": expected ", owner,
                     ".master_weights to be false with stochastic_rounding, got true. "
-                    "Parameters with masters need no stochastic rounding: set one of the options.");
+                    "Parameters with masters need no stochastic rounding: set only one.");
   TORCH_CHECK_VALUE(options.seed() >= 0, name, ": expected ", owner, ".seed to be at least 0, got ",
                     options.seed(), ".");
   const double decay = options.ema_decay().value_or(0.0);

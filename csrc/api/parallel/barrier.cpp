@@ -34,8 +34,9 @@ void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::millise
               ". Check that all processes were started, with the same world size and address.");
 }
 
-void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
-                    const std::string& group, bool serves) {
+void leave_after_all_ranks(c10d::Store& store, const RankInfo& self,
+                           std::chrono::milliseconds timeout, const std::string& group,
+                           bool serves) {
   using Clock = std::chrono::steady_clock;
   const auto deadline =
       Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::years(1));

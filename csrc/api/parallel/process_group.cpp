@@ -69,7 +69,7 @@ void ProcessGroup::State::close() noexcept {
   children.clear();
   if (!group) return;
   const bool unwinding = std::uncaught_exceptions() > exceptions;
-  if (!unwinding) leave_together(*store, self, leave_timeout, name, serves);
+  if (!unwinding) leave_after_all_ranks(*store, self, leave_timeout, name, serves);
   try {
     if (registered) c10d::unregister_process_group(name);
     unwinding ? group->abort() : group->shutdown();

@@ -109,7 +109,7 @@ void Reducer::on_gradient(std::size_t index, bool defined) {
               "' twice. Do not call backward() within backward(), as reentrant activation "
               "checkpointing does.");
   tracked.used = true;
-  bring_gradient(index);
+  copy_gradient(index);
   mark_ready(index);
   arrived_.push_back(index);
   launch_complete_buckets();
@@ -145,7 +145,7 @@ void Reducer::wait_for_buckets() {
   for (std::size_t index = 0; index < next_; ++index) collectives_.wait(buckets_[index].pending);
 }
 
-void Reducer::bring_gradient(std::size_t index) {
+void Reducer::copy_gradient(std::size_t index) {
   const at::NoGradGuard no_grad;
   TrackedGrad& tracked = tracked_[index];
   at::Tensor& grad = parameters_[index].mutable_grad();
@@ -194,12 +194,12 @@ void Reducer::check_parameters() {
 void Reducer::finish() {
   const std::lock_guard lock(mutex_);
   phase_ = Phase::kIdle;
-  const std::vector<std::size_t> missing = unreached();
-  if (!missing.empty() && !find_unused_) fail_for_unreached(missing);
+  const std::vector<std::size_t> missing = unused_parameters();
+  if (!missing.empty() && !find_unused_) throw_for_unused(missing);
   for (const std::size_t index : missing) fill_in(index);
   launch_complete_buckets();
   wait_for_buckets();
-  if (find_unused_) settle_unreached(missing);
+  if (find_unused_) finish_unused(missing);
   for (TrackedGrad& tracked : tracked_) tracked.used = false;
   if (reordered_) return;
   // Rebuild buckets before the next forward, because gradients must not move until then.
@@ -267,7 +267,7 @@ std::string Reducer::names_of(const std::vector<std::size_t>& indices) const {
 // --- Parameters without a gradient
 // -----------------------------------------------------------------
 
-std::vector<std::size_t> Reducer::unreached() const {
+std::vector<std::size_t> Reducer::unused_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t index = 0; index < tracked_.size(); ++index) {
     if (!tracked_[index].ready) missing.push_back(index);
@@ -275,7 +275,7 @@ std::vector<std::size_t> Reducer::unreached() const {
   return missing;
 }
 
-void Reducer::fail_for_unreached(const std::vector<std::size_t>& missing) {
+void Reducer::throw_for_unused(const std::vector<std::size_t>& missing) {
   // Wait, because other ranks take part in the reductions that this rank started.
   wait_for_buckets();
   TORCH_CHECK(false, collectives_.who(),
@@ -295,7 +295,7 @@ void Reducer::fill_in(std::size_t index) {
   tracked.used = tracked.used && grad.defined();
   if (grad.defined()) {
     tracked.kept = grad.is_alias_of(tracked.view) ? grad.clone() : grad;
-    bring_gradient(index);
+    copy_gradient(index);
   } else {
     tracked.view.zero_();
   }
@@ -303,7 +303,7 @@ void Reducer::fill_in(std::size_t index) {
 }
 
 /// Returns how many ranks used each parameter, on the parameters' device. A collective.
-at::Tensor Reducer::ranks_that_used() const {
+at::Tensor Reducer::ranks_using() const {
   at::Tensor used = at::zeros({static_cast<std::int64_t>(tracked_.size())}, at::kInt);
   auto* flags = used.mutable_data_ptr<std::int32_t>();
   for (std::size_t index = 0; index < tracked_.size(); ++index) flags[index] = tracked_[index].used;
@@ -314,9 +314,9 @@ at::Tensor Reducer::ranks_that_used() const {
 
 /// Assigns the average to parameters that any rank used; all other parameters keep their old
 /// gradient.
-void Reducer::settle_unreached(const std::vector<std::size_t>& missing) {
+void Reducer::finish_unused(const std::vector<std::size_t>& missing) {
   const at::NoGradGuard no_grad;
-  const at::Tensor all = ranks_that_used();
+  const at::Tensor all = ranks_using();
   // Only a rank that did not reach a parameter needs the counts. Other ranks avoid a
   // synchronization.
   if (missing.empty()) return;

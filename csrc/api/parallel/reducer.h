@@ -96,15 +96,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void rebuild_buckets();
   void launch_complete_buckets();
   void wait_for_buckets();
-  void bring_gradient(std::size_t index);
+  void copy_gradient(std::size_t index);
   void check_gradient(std::size_t index, const at::Tensor& grad) const;
   void install_hook(std::size_t index);
   void check_parameters();
-  std::vector<std::size_t> unreached() const;
-  [[noreturn]] void fail_for_unreached(const std::vector<std::size_t>& missing);
+  std::vector<std::size_t> unused_parameters() const;
+  [[noreturn]] void throw_for_unused(const std::vector<std::size_t>& missing);
   void fill_in(std::size_t index);
-  at::Tensor ranks_that_used() const;
-  void settle_unreached(const std::vector<std::size_t>& missing);
+  at::Tensor ranks_using() const;
+  void finish_unused(const std::vector<std::size_t>& missing);
   std::string names_of(const std::vector<std::size_t>& indices) const;
 
   Collectives collectives_;

@@ -40,7 +40,8 @@ Rendezvous join_rendezvous(const ProcessGroupOptions& options, const RankInfo& s
 void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
                   const std::string& group, const std::string& terms);
 /// Waits until all ranks are about to leave. After `timeout`, returns with a warning.
-void leave_together(c10d::Store& store, const RankInfo& self, std::chrono::milliseconds timeout,
-                    const std::string& group, bool serves);
+void leave_after_all_ranks(c10d::Store& store, const RankInfo& self,
+                           std::chrono::milliseconds timeout, const std::string& group,
+                           bool serves);
 
 }  // namespace torchfuse::parallel

@@ -18,7 +18,7 @@ using torch::optim::OptimizerParamGroup;
 namespace {
 
 /// Returns why a parameter cannot be sharded, or an empty string.
-std::string refusal_of(const at::Tensor& param) {
+std::string unsupported_reason(const at::Tensor& param) {
   const at::ScalarType dtype = param.scalar_type();
   const bool known =
       dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble;
@@ -48,7 +48,7 @@ std::vector<OptimizerParamGroup> with_tensors(const std::vector<OptimizerParamGr
 
 }  // namespace
 
-std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
+std::string ShardedBase::unsupported(const optim::FusedOptimizer& whole) {
   if (whole.step_options().write_back_grads != WriteBackGrads::kNothing) {
     return "expected write_back_grads to be kNothing, got another value. Each rank would store "
            "gradients for its shards only.";
@@ -64,7 +64,7 @@ std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
         return where +
                " to be in the parameter groups once, got a duplicate. Remove the duplicate.";
       }
-      const std::string found = refusal_of(params[index]);
+      const std::string found = unsupported_reason(params[index]);
       if (!found.empty()) return where + found;
     }
   }
@@ -74,7 +74,7 @@ std::string ShardedBase::refusal(const optim::FusedOptimizer& whole) {
 ShardedBase::ShardedBase(const optim::FusedOptimizer& whole,
                          const c10::intrusive_ptr<c10d::ProcessGroup>& group)
     : shards_(std::make_shared<Shards>(whole.param_groups(), whole.described_options(),
-                                       refusal(whole), group)) {}
+                                       unsupported(whole), group)) {}
 
 ShardedBase::~ShardedBase() = default;
 ShardedBase::ShardedBase(ShardedBase&&) noexcept = default;

@@ -21,7 +21,7 @@ constexpr const char* kCompared = "the parameters, their gradients and the optio
 }  // namespace
 
 Shards::Shards(const std::vector<OptimizerParamGroup>& groups,
-               const std::vector<std::string>& options, const std::string& refusal,
+               const std::vector<std::string>& options, const std::string& unsupported,
                c10::intrusive_ptr<c10d::ProcessGroup> group)
     : collectives_(std::move(group), kSharded),
       params_(optim::params_of(groups)),
@@ -34,9 +34,9 @@ Shards::Shards(const std::vector<OptimizerParamGroup>& groups,
     groups_ = {collectives_.name()};
   }
   std::vector<std::string> all = described(options);
-  if (!refusal.empty()) all.push_back(refusal);
+  if (!unsupported.empty()) all.push_back(unsupported);
   compare(kCompared, c10::Join("\n", all), [&] { return all; });
-  TORCH_CHECK_VALUE(refusal.empty(), kSharded, ": ", refusal);
+  TORCH_CHECK_VALUE(unsupported.empty(), kSharded, ": ", unsupported);
   for (const FlatPlan& plan : partition_.flats()) {
     flats_.push_back(at::zeros({plan.numel}, plan.options));
   }

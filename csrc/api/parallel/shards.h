@@ -30,9 +30,9 @@ class Shards {
 
   /// Compares the ranks, and moves the parameters into flat memory.
   /// @param options a line for each group, and a line for the defaults.
-  /// @param refusal why this rank cannot shard the optimizer, thrown on all ranks; or empty.
+  /// @param unsupported why this rank cannot shard the optimizer, thrown on all ranks; or empty.
   Shards(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-         const std::vector<std::string>& options, const std::string& refusal,
+         const std::vector<std::string>& options, const std::string& unsupported,
          c10::intrusive_ptr<c10d::ProcessGroup> group);
 
   std::int64_t size() const { return collectives_.size(); }

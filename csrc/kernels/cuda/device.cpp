@@ -37,7 +37,7 @@ DeviceName current_device_name() {
 const char* error_name(int error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
 const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
-bool is_for_want_of_code(int error) {
+bool is_missing_code(int error) {
   return error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
          error == cudaErrorUnsupportedPtxVersion;
 }

@@ -177,7 +177,7 @@ const double* BatchNormSource::doubles(const char* name, const at::Tensor& tenso
 
 at::Tensor BatchNormSource::empty_like_input() const {
   at::Tensor tensor = empty_batch_norm_tensor(input_, layout_);
-  ask_for_huge_pages(tensor);
+  request_huge_pages(tensor);
   return tensor;
 }
 

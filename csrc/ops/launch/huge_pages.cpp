@@ -16,7 +16,7 @@ constexpr std::size_t kWorthHugePages = std::size_t{4} << 20;
 
 }  // namespace
 
-void ask_for_huge_pages(const at::Tensor& tensor) {
+void request_huge_pages(const at::Tensor& tensor) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kPage = 4096;
   if (!tensor.is_cpu() || tensor.nbytes() < kWorthHugePages) return;

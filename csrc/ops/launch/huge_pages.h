@@ -10,6 +10,6 @@ namespace torchfuse::ops {
 // every 4 KB, which takes as long as all the arithmetic of a pass. On systems that provide huge
 // pages on request, the request costs nothing and leaves one fault in 512. (torch's allocator makes
 // this request for all tensors with THP_MEM_ALLOC_ENABLE=1.)
-void ask_for_huge_pages(const at::Tensor& tensor);
+void request_huge_pages(const at::Tensor& tensor);
 
 }  // namespace torchfuse::ops

@@ -41,7 +41,7 @@ std::string remedy_for(int capability) {
 
 /// Returns the current device's name and remedy, or an empty string if the device cannot be
 /// queried.
-std::string want_of_code() {
+std::string missing_code_message() {
   const kernels::DeviceName card = kernels::current_device_name();
   if (card.capability == 0) return "";
   return std::string("expected a GPU for which torchfuse was compiled, of compute capability ") +
@@ -56,7 +56,7 @@ std::string want_of_code() {
 void check_status(const char* op, const kernels::Status& status) {
   if (status.ok()) return;
 #if defined(TORCHFUSE_WITH_CUDA)
-  const std::string reason = kernels::is_for_want_of_code(status.error) ? want_of_code() : "";
+  const std::string reason = kernels::is_missing_code(status.error) ? missing_code_message() : "";
   TORCH_CHECK(reason.empty(), op, ": ", reason);
   TORCH_CHECK(false, op, ": ", status.what, " failed with ", kernels::error_name(status.error),
               ": ", kernels::error_text(status.error), ".");

@@ -68,7 +68,7 @@ ForwardResults layer_norm_forward_impl(const at::Tensor& input, std::int64_t nor
     rstd.zero_();
     return results;
   }
-  ops::ask_for_huge_pages(output);
+  ops::request_huge_pages(output);
   args.input = source.tensor().const_data_ptr();
   args.eps = eps;
   args.output = output.mutable_data_ptr();

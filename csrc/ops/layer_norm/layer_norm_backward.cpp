@@ -133,7 +133,7 @@ BackwardResults layer_norm_backward_impl(const at::Tensor& grad_output,
   args.grad_weight = layer_norm_columns_output("grad_weight", grad_weight);
   args.grad_bias = layer_norm_columns_output("grad_bias", grad_bias);
   if (grad_input.defined()) {
-    ops::ask_for_huge_pages(grad_input);
+    ops::request_huge_pages(grad_input);
     args.grad_input = grad_input.mutable_data_ptr();
   }
   run_backward(source, args);

@@ -128,7 +128,7 @@ at::Tensor entropy_backward_impl(const at::Tensor& grad_losses, const at::Tensor
   args.log_sum_exp = problem.logits.statistics("log_sum_exp", log_sum_exp);
   if (rest) args.rest = problem.logits.statistics("rest", *rest);
   if (problem.shape.rows == 0) return result;
-  ops::ask_for_huge_pages(result);
+  ops::request_huge_pages(result);
   args.grad_logits = result.mutable_data_ptr();
   if (logits.is_cpu()) {
     ops::parallel_over_rows(problem.logits, kernels::softmax_cross_entropy_backward_cpu, args);

@@ -18,7 +18,7 @@ from torchfuse.apex._registry import children, explanation, is_absent_module, mo
 _IMPORTLIB = vars(sys.modules["_frozen_importlib"])
 
 
-def _asked_by(function: str) -> bool:
+def _called_from(function: str) -> bool:
     """Whether importlib's `function` called the function that calls this one.
 
     Note [Who asks]
@@ -48,7 +48,7 @@ class _AliasModule(ModuleType):
             message = f"{message}: the alias has been uninstalled"
         elif not name.startswith("_"):
             sentence = explanation(fullname)
-            if _asked_by("_handle_fromlist"):  # by `from module import name`
+            if _called_from("_handle_fromlist"):  # by `from module import name`
                 if is_absent_module(fullname):
                     raise ModuleNotFoundError(f"{sentence}.", name=fullname)
                 raise ImportError(f"{sentence}.", name=self.__name__)
@@ -92,11 +92,11 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         parent = fullname.rpartition(".")[0]
         if parent and not isinstance(sys.modules.get(parent), _AliasModule):
             return None
-        theirs = self._found_by_others(fullname)
+        theirs = self._found_by_other_finders(fullname)
         if theirs is not None and not _is_folder(theirs):
             return theirs
         if fullname not in modules:
-            if theirs is None and _asked_by("_find_and_load_unlocked"):  # by an import
+            if theirs is None and _called_from("_find_and_load_unlocked"):  # by an import
                 raise ModuleNotFoundError(f"{explanation(fullname)}.", name=fullname)
             return theirs
         # All are packages: only in a package does Python ask for a name as a submodule, too.
@@ -105,11 +105,11 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             spec.submodule_search_locations = theirs.submodule_search_locations
         return spec
 
-    def _found_by_others(self, fullname: str) -> ModuleSpec | None:
+    def _found_by_other_finders(self, fullname: str) -> ModuleSpec | None:
         parent = fullname.rpartition(".")[0]
         path: Sequence[str] | None = None
         if parent:
-            above = self._found_by_others(parent)
+            above = self._found_by_other_finders(parent)
             # Submodules of an apex that was added after the alias was imported do not match it.
             if above is None or not _is_folder(above):
                 return None
@@ -183,7 +183,7 @@ def install() -> None:
 def install_in_all_processes() -> None:
     """Installs the alias here and in every process that `multiprocessing` starts from this one."""
     install()
-    _processes.hand_down(install_in_all_processes)
+    _processes.install_in_child_processes(install_in_all_processes)
 
 
 def uninstall() -> None:
@@ -204,7 +204,7 @@ def uninstall() -> None:
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
-    _processes.stop_handing_down()
+    _processes.stop_installing_in_child_processes()
     # Including submodules from elsewhere: a module belongs to the package it was imported into.
     all_of_it = isinstance(sys.modules.get("apex"), _AliasModule)
     for name, module in list(sys.modules.items()):

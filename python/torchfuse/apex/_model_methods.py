@@ -46,7 +46,7 @@ def reach_the_model(
     if hasattr(inner, "remake_masters"):
 
         def remake(params: Iterable[Tensor] | None = None) -> None:
-            inner._refuse_swapped("remake_masters")
+            inner._raise_if_swapped("remake_masters")
             chosen = None if params is None else list(params)
             known = {id(param) for group in optimizer.param_groups for param in group["params"]}
             known.update(map(id, model()))
@@ -66,7 +66,7 @@ def refuse_swapped_step(optimizer: Any) -> None:
     """Raises while the averages of a fused optimizer are in its parameters' place."""
     inner = optimizer.optim if isinstance(optimizer, LARC) else optimizer
     if isinstance(inner, FusedOptimizer):
-        inner._refuse_swapped("step")
+        inner._raise_if_swapped("step")
 
 
 def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> list[int]:

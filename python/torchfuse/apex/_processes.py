@@ -36,23 +36,23 @@ class _WithCall:
         return {"torchfuse_apex": _Call(self.function), **known} if self.function else known
 
 
-_handing_down: _WithCall | None = None
+_installed: _WithCall | None = None
 
 
-def hand_down(function: Callable[[], None]) -> None:
+def install_in_child_processes(function: Callable[[], None]) -> None:
     """Calls `function` first in every process that `multiprocessing` starts, until stopped."""
-    global _handing_down
-    if _handing_down is None:
-        _handing_down = _WithCall(multiprocessing.spawn.get_preparation_data, function)
-        multiprocessing.spawn.get_preparation_data = _handing_down
+    global _installed
+    if _installed is None:
+        _installed = _WithCall(multiprocessing.spawn.get_preparation_data, function)
+        multiprocessing.spawn.get_preparation_data = _installed
 
 
-def stop_handing_down() -> None:
-    """Undoes `hand_down`, even if other code has patched the same function since."""
-    global _handing_down
-    if _handing_down is None:
+def stop_installing_in_child_processes() -> None:
+    """Undoes `install_in_child_processes`, also under later patches of the same function."""
+    global _installed
+    if _installed is None:
         return
-    _handing_down.function = None
-    if multiprocessing.spawn.get_preparation_data is _handing_down:
-        multiprocessing.spawn.get_preparation_data = _handing_down.inner
-    _handing_down = None
+    _installed.function = None
+    if multiprocessing.spawn.get_preparation_data is _installed:
+        multiprocessing.spawn.get_preparation_data = _installed.inner
+    _installed = None

@@ -192,7 +192,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         loss: float | None = None
         try:
             if closure is not None:
-                self._refuse_swapped("step")
+                self._raise_if_swapped("step")
                 if self._scaling is not None or getattr(self, "found_inf", None) is not None:
                     # torch's scaler only detects closures passed by keyword.
                     raise RuntimeError(
@@ -210,7 +210,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _fused_update(self) -> None:
-        self._refuse_swapped("step")
+        self._raise_if_swapped("step")
         if state.step_on_fakes(self):
             return
         if self._native is None:
@@ -229,8 +229,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 return
             self._planned_for = None  # the plan no longer matches the state
         raise RuntimeError(
-            f"{self._caller(in_step=True)}: the state changed while the step read it. Do not change "
-            "an optimizer's state from another thread during a step."
+            f"{self._caller(in_step=True)}: the state changed while the step read it. Do not "
+            "change an optimizer's state from another thread during a step."
         )
 
     def _native_step(self, native: _C.FusedStep, scale: Tensor | None) -> bool:
@@ -276,7 +276,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             check_storage(caller, index, group, self._state_dtype_options())
             self._check_hyper_params(index, group, in_step=True)
         distributed.check_counted_once(self, self.norm_groups)
-        in_whole = state.numbers_in_whole(self, caller)
+        whole_numbers = state.numbers_in_whole(self, caller)
         state.prepare_states(self, caller)
         groups = self.param_groups
         native.plan(
@@ -284,7 +284,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.state,
             [bool(group.get("stochastic_rounding")) for group in groups],
             [distributed.shard_groups(param) for group in groups for param in group["params"]],
-            in_whole,
+            whole_numbers,
         )
         self._planned_for = needed
 
@@ -462,11 +462,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             >>> opt.state[p]["master_param"]
             tensor([3., 3.])
         """
-        self._refuse_swapped("remake_masters")
+        self._raise_if_swapped("remake_masters")
         with self._lock.between_steps:
             state.remake_masters(self, params)
 
-    def _refuse_swapped(self, action: str) -> None:
+    def _raise_if_swapped(self, action: str) -> None:
         """Raises RuntimeError while the parameters hold their averages."""
         if self._swapped is not None:
             name = self._caller()
@@ -509,7 +509,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             >>> with torch.no_grad(), opt.ema_weights():
             ...     prediction = model(torch.ones(4, 2))
         """
-        self._refuse_swapped("ema_weights")
+        self._raise_if_swapped("ema_weights")
         self.swap_ema_()
         try:
             yield
@@ -521,7 +521,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict. The corresponding torch.optim class, if any, can load it too."""
-        self._refuse_swapped("state_dict")
+        self._raise_if_swapped("state_dict")
         # Hooks may replace the state dict, so all entries must be added before hooks run.
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
@@ -548,7 +548,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: If entries are missing or damaged, states belong to another class, or shapes
                 or dtypes do not match. The message names the parameter's index and the key.
         """
-        self._refuse_swapped("load_state_dict")
+        self._raise_if_swapped("load_state_dict")
         serialization.check_dict(
             f"{type(self).__name__}.load_state_dict: expected state_dict", state_dict
         )
@@ -569,7 +569,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for copy.deepcopy and pickle."""
-        self._refuse_swapped("__getstate__")
+        self._raise_if_swapped("__getstate__")
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ class FusedSGD(FusedOptimizer):
                 state["momentum_buffer"] = torch.zeros_like(param)
                 if not _is_zero(state.setdefault("step", 0)):
                     state[START] = state["step"]
-        elif "step" not in state or _was_counted_elsewhere(state):
+        elif "step" not in state or _has_zero_step_and_buffer(state):
             state["step"] = 1
 
     def _complete_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def _without_start(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key != START}
 
 
-def _was_counted_elsewhere(state: dict[str, Any]) -> bool:
+def _has_zero_step_and_buffer(state: dict[str, Any]) -> bool:
     """Returns whether a buffer was updated although its count is 0, as torch.optim.SGD does."""
     step, buffer = state["step"], state["momentum_buffer"]
     if isinstance(step, Tensor):

@@ -500,7 +500,7 @@ def check_storage(
 
 _WHY = {
     "store_param_remainders": "A remainder holds the bits of an fp32 master that bf16 cannot hold.",
-    "stochastic_rounding": "Parameters with masters need no stochastic rounding: set one of the options.",
+    "stochastic_rounding": "Parameters with masters need no stochastic rounding: set only one.",
 }
 
 

@@ -151,9 +151,9 @@ def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) ->
         elif saved:
             state[places[key][0]] = _converted_state(optimizer, saved, *places[key])
     params = [param for param, *_ in places.values() if param in state]
-    homes = _C.step_views(params, [state[param]["step"] for param in params])
-    for param, home in zip(params, homes, strict=True):
-        state[param]["step"] = home
+    views = _C.step_views(params, [state[param]["step"] for param in params])
+    for param, view in zip(params, views, strict=True):
+        state[param]["step"] = view
     return Loaded(state, groups, options)
 
 

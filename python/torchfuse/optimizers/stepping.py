@@ -46,8 +46,8 @@ class StepLock:
         if self._stepping:
             self._lock.release()
             raise StepWithinStepError(
-                f"{self._owner}.step: called during a step of the same optimizer. Call step() after "
-                "the running step has returned."
+                f"{self._owner}.step: called during a step of the same optimizer. Call step() "
+                "after the running step has returned."
             )
         self._stepping = True
 

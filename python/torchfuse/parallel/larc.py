@@ -221,13 +221,13 @@ class LARC(torch.optim.Optimizer):
                 the parameter and the group. Nothing has changed.
         """
         if isinstance(self.optim, FusedOptimizer):
-            self.optim._refuse_swapped("step")
+            self.optim._raise_if_swapped("step")
         loss: float | None = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         layers = [_layers_of(index, group) for index, group in enumerate(self.param_groups)]
-        with _taken_over_weight_decay(self.param_groups) as weight_decays:
+        with _without_weight_decay(self.param_groups) as weight_decays:
             for group, weight_decay, of_group in zip(
                 self.param_groups, weight_decays, layers, strict=True
             ):
@@ -298,7 +298,7 @@ def _layers_of(index: int, group: dict[str, Any]) -> _Layers:
 
 
 @contextlib.contextmanager
-def _taken_over_weight_decay(groups: list[dict[str, Any]]) -> Iterator[list[Any]]:
+def _without_weight_decay(groups: list[dict[str, Any]]) -> Iterator[list[Any]]:
     """Sets the groups' weight decay to 0 within the context; yields the original values."""
     weight_decays = [group.get("weight_decay", 0.0) for group in groups]
     try:

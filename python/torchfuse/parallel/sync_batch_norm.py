@@ -83,7 +83,7 @@ class SyncBatchNorm(_BatchNorm):
         (torch.Size([4, 3, 8, 8]), True, True)
     """
 
-    _lost_group = False  # whether pickling dropped a process group
+    _dropped_group = False  # whether pickling dropped a process group
 
     def __init__(
         self,
@@ -133,13 +133,13 @@ class SyncBatchNorm(_BatchNorm):
         if not symbolic:
             self._check_input_dim(input)
         if symbolic or is_transformed(input, z, self.weight, self.bias):
-            self._refuse_training()
+            self._raise_for_training()
             return self._in_torch(input, z)
         batch_statistics = self.training or self.running_mean is None
         group = self._group_to_sync(input) if self.training else None
         if makes_program():
             if group is not None:
-                self._refuse_training()
+                self._raise_for_training()
             return self._in_torch(input, z)
         if batch_statistics and group is None and input.numel() == input.size(1):
             raise ValueError(
@@ -183,7 +183,7 @@ class SyncBatchNorm(_BatchNorm):
         )
         return output, packed
 
-    def _refuse_training(self) -> None:
+    def _raise_for_training(self) -> None:
         if self.training:
             raise RuntimeError(
                 f"{self._caller()}: expected training to be False under torch.func's transforms, "
@@ -249,7 +249,7 @@ class SyncBatchNorm(_BatchNorm):
                     "destroyed. Create the layer's group again after init_process_group."
                 )
             return None
-        if self._lost_group and self.process_group is None and dist.get_world_size() > 1:
+        if self._dropped_group and self.process_group is None and dist.get_world_size() > 1:
             raise RuntimeError(
                 f"{self._caller()}: expected process_group to be set after the layer was loaded, "
                 "got none, because files cannot contain process groups. Set layer.process_group = "
@@ -292,7 +292,7 @@ class SyncBatchNorm(_BatchNorm):
         """Returns the state for pickling, without the process group, which cannot be pickled."""
         state = dict(vars(self))
         if self.process_group is not None:
-            state.update(process_group=None, _lost_group=True)
+            state.update(process_group=None, _dropped_group=True)
         return state
 
     def __copy__(self) -> SyncBatchNorm:

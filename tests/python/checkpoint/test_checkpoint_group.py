@@ -41,9 +41,7 @@ def _rank_saves_and_loads(rank: int, folder: str) -> None:
 
     own = Path(folder) / f"own-{rank}.pt"
     torchfuse.save_checkpoint(own, values={"rank": rank})
-    with pytest.raises(
-        ValueError, match="to be the same file on all ranks, got a different file on r"
-    ):
+    with pytest.raises(ValueError, match="the same file on all ranks, got a different file on r"):
         torchfuse.load_checkpoint(own, group=group)
     with torch.no_grad():
         model.module.weight.zero_()

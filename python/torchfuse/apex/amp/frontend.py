@@ -130,7 +130,7 @@ def initialize(
     autocast = dtype if properties.patch_torch_functions else None
     _amp_state.handle = Handle(autocast)
     _print_options(properties, overrides)
-    _warn_of_strangers(model_list, optimizer_list)
+    _warn_of_unknown_params(model_list, optimizer_list)
     for model in model_list:
         _prepare_model(model, properties, autocast, cast_model_outputs)
     for optimizer in optimizer_list:
@@ -181,7 +181,7 @@ def _check_count(num_losses: Any) -> None:
         )
 
 
-def _warn_of_strangers(models: list[torch.nn.Module], optimizers: list[Any]) -> None:
+def _warn_of_unknown_params(models: list[torch.nn.Module], optimizers: list[Any]) -> None:
     """Warns of an optimizer of a copy of a model, which would not train the model."""
     known = {id(param) for model in models for param in model.parameters()}
     shapes = [[param.shape for param in model.parameters()] for model in models]

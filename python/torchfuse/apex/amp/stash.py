@@ -52,7 +52,7 @@ class AmpStash:
         self.loss_id = 0
         self.had_backward = False  # a scaled one, since the last step
         self._owned: list[Tensor] = []
-        self._aside: list[tuple[Tensor, Tensor]] = []
+        self._saved_grads: list[tuple[Tensor, Tensor]] = []
         self._changes = 0  # own blocks that began, and calls of zero_grad()
         self._foreign: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # those of others
         self._foreign_scale = 1.0
@@ -106,14 +106,14 @@ class AmpStash:
         self.scaled_by = loss_scale
         for param in self._owned if is_first else ():
             if param.grad is not None:
-                self._aside.append((param, param.grad))
+                self._saved_grads.append((param, param.grad))
                 param.grad = None
         return is_first
 
     @property
     def is_empty(self) -> bool:
         """Whether there were no gradients before the block that is open."""
-        return not self._aside
+        return not self._saved_grads
 
     # Passes that other optimizers are given.
 
@@ -150,7 +150,7 @@ class AmpStash:
 
     def forget(self) -> None:
         """Drops all gradients of before; `zero_grad()` has been called."""
-        self._aside = []
+        self._saved_grads = []
         self._foreign = {}
         self._changes += 1
         if not self.is_open:
@@ -176,7 +176,7 @@ class AmpStash:
     def _return_grads(self) -> None:
         new: list[Tensor] = []
         old: list[Tensor] = []
-        for param, grad in self._aside:
+        for param, grad in self._saved_grads:
             if param.grad is None:
                 param.grad = grad
             elif grad.layout is torch.strided and param.grad.layout is torch.strided:
@@ -186,7 +186,7 @@ class AmpStash:
                 param.grad = param.grad + grad
         if new:
             torch._foreach_add_(new, old)
-        self._aside = []
+        self._saved_grads = []
         self.scaled_by = None
 
     # Around a step.
