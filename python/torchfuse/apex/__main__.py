@@ -24,9 +24,9 @@ Runs a Python program with `import apex` resolving to torchfuse.
 
 
 def main() -> None:
-    """Runs the command line; the program ends as it would when run by `python` itself."""
+    """Runs the command line; the program ends as under `python` itself."""
     arguments = sys.argv[1:]
-    # torch.distributed.launch puts its argument before the program; it belongs to it.
+    # torch.distributed.launch puts the program's argument --local-rank before the program's name.
     of_launcher = []
     while arguments and arguments[0].startswith(("--local-rank=", "--local_rank=")):
         of_launcher.append(arguments.pop(0))
@@ -74,17 +74,17 @@ def _run_script(path: str) -> None:
 
 
 def _leave_group() -> None:
-    """Destroys a Gloo process group that a program has left open when it ends without an error.
+    """Destroys a Gloo process group that a program left open when the program ends without error.
 
-    Programs for apex rarely call `destroy_process_group()`. Without it, the group's threads still
-    exist when the interpreter finalizes itself, which occasionally aborts the process.
+    Programs for apex rarely call `destroy_process_group()`. If the group's threads still run while
+    the interpreter finalizes, the process occasionally aborts.
     """
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
 def _report(error: Exception) -> None:
-    """Prints a traceback that begins in the program."""
+    """Prints the traceback without the frames of this file and of runpy."""
     traceback = error.__traceback__
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:

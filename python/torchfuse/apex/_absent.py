@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The modules of apex that torchfuse does not provide, and what to use instead of each."""
+"""Names a replacement for each apex module that torchfuse does not provide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SOFTMAX = "torch.softmax with torch.compile"
 _SHARDED = "torch.distributed.fsdp.fully_shard with a class of torchfuse.optimizers"
 _SYMMETRIC_MEMORY = "torch.distributed and its symmetric memory"
 
-#: A module stands for all that is inside it. Delete its line when torchfuse provides it.
+#: Replacement by apex module. An entry also covers the module's submodules and names.
 INSTEAD: Mapping[str, str] = {
     "apex.RNN": "torch.nn.LSTM and torch.nn.GRU",
     "apex.contrib.bottleneck": _CONVOLUTION,

@@ -19,13 +19,12 @@ _IMPORTLIB = vars(sys.modules["_frozen_importlib"])
 
 
 def _called_from(function: str) -> bool:
-    """Whether importlib's `function` called the function that calls this one.
+    """Returns whether importlib's `function` is calling our caller.
 
     Note [Who asks]
-    Python asks the same question for an import and for a probe, but their answers differ: an import
-    of what is not there raises our sentence, while `importlib.util.find_spec` returns None and
-    `hasattr` False. With an importlib that has other functions, Python's own message replaces
-    ours.
+    Python calls the same hooks for an import and for a probe. An import of a missing module raises
+    our message, but `importlib.util.find_spec` must return None and `hasattr` must return False. If
+    a Python version renames importlib's internal functions, Python's own message appears instead.
     """
     frame = sys._getframe(2)
     while frame.f_globals is _IMPORTLIB:
@@ -42,7 +41,7 @@ class _AliasModule(ModuleType):
         fullname = f"{self.__name__}.{name}"
         message = f"module {self.__name__!r} has no attribute {name!r}"
         if fullname in modules:
-            # apex imports its submodules itself: programs write `import apex` and use all of it.
+            # apex imports its submodules itself, so programs use them after `import apex`.
             if sys.modules.get(self.__name__) is self:
                 return importlib.import_module(fullname)
             message = f"{message}: the alias has been uninstalled"
@@ -56,8 +55,8 @@ class _AliasModule(ModuleType):
         raise AttributeError(message, name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # importlib binds a submodule to its name in its parent. apex.amp has an object of the name
-        # of its submodule _amp_state, and programs want that.
+        # importlib binds a submodule to a name in the parent. In apex.amp, the name _amp_state must
+        # stay bound to the state object, which programs use, not to the submodule.
         if not isinstance(value, _AliasModule) or name not in modules[self.__name__].names():
             super().__setattr__(name, value)
 
@@ -66,7 +65,7 @@ class _AliasModule(ModuleType):
 
 
 class _CallableModule(_AliasModule):
-    """A module that can be called like the class in it, as apex.parallel.LARC."""
+    """A callable module: calling apex.parallel.LARC constructs the class LARC in the module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = modules[self.__name__].call
@@ -75,13 +74,13 @@ class _CallableModule(_AliasModule):
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and fills the modules of apex, where no other finder has them.
+    """Finds and fills the alias's modules, unless another finder provides the same name.
 
     Note [The alias hides nothing]
-    Any other module that Python finds under such a name takes precedence, even if it is added to
-    sys.path after install(): an apex with its submodules, a native module of apex, or a module in a
-    folder named apex that has no __init__.py. Such a folder, perhaps a checkout of apex, stays
-    visible through the alias.
+    Another module of the same name takes precedence, even if the program adds the module to
+    sys.path after install(). Examples are an installed apex and a native module of apex. If a
+    folder named apex has no __init__.py, the folder may be a checkout of apex, and modules in the
+    folder can be imported through the alias.
     """
 
     def find_spec(
@@ -99,7 +98,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if theirs is None and _called_from("_find_and_load_unlocked"):  # by an import
                 raise ModuleNotFoundError(f"{explanation(fullname)}.", name=fullname)
             return theirs
-        # All are packages: only in a package does Python ask for a name as a submodule, too.
+        # Every alias module is a package, because Python looks for submodules only in packages.
         spec = ModuleSpec(fullname, self, origin="torchfuse.apex", is_package=True)
         if theirs is not None:
             spec.submodule_search_locations = theirs.submodule_search_locations
@@ -110,12 +109,13 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None = None
         if parent:
             above = self._found_by_other_finders(parent)
-            # Submodules of an apex that was added after the alias was imported do not match it.
+            # If an apex was added after the alias was imported, the submodules of that apex would
+            # not match the alias's parent module.
             if above is None or not _is_folder(above):
                 return None
             path = above.submodule_search_locations
         for finder in sys.meta_path:
-            # As in Python itself, entries without find_spec are skipped.
+            # Python itself also skips entries without find_spec.
             ask = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = ask(fullname, path) if ask else None
             if spec is not None:
@@ -133,7 +133,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _is_folder(spec: ModuleSpec) -> bool:
-    """Whether the spec is that of a folder without an __init__.py, which has no loader."""
+    """Returns whether the spec describes a folder without an __init__.py."""
     return spec.loader is None
 
 
@@ -144,12 +144,13 @@ def install() -> None:
     """Makes `import apex`, its submodules and its native modules resolve to torchfuse.
 
     Modules such as `apex.optimizers`, `apex.parallel` and `amp_C` provide classes and functions of
-    torchfuse. Other modules of apex raise ModuleNotFoundError with what to use instead, and
-    `importlib.util.find_spec` returns None for them. The alias is that of this process. A second
-    call has no effect.
+    torchfuse. Importing any other apex module raises ModuleNotFoundError, which names a
+    replacement, and `importlib.util.find_spec` returns None for the module. The alias applies to
+    the current process. A second call has no effect.
 
-    The alias never hides another apex: one that is added to `sys.path` later is found by the first
-    `import apex`, and modules in a folder named `apex` without an `__init__.py` can be imported.
+    The alias never hides another apex. If a program adds an apex to `sys.path` later, the first
+    `import apex` finds that apex. Modules in a folder named `apex` without an `__init__.py` can
+    still be imported.
 
     Raises:
         RuntimeError: if another apex has been imported or can be found.
@@ -168,29 +169,30 @@ def install() -> None:
     if imported:
         raise RuntimeError(
             "torchfuse.apex.install: expected no apex to be imported yet, got "
-            f"{sys.modules[imported[0]]!r}. Install the alias first, where no other apex is found."
+            f"{sys.modules[imported[0]]!r}. Call install() before the first import of apex, in an "
+            "environment without another apex."
         )
     found = importlib.util.find_spec("apex")
     if found is not None and not _is_folder(found):
         raise RuntimeError(
             "torchfuse.apex.install: expected no apex to be installed, got one at "
-            f"{found.origin or found.loader}. Remove it (pip uninstall apex), or use it without "
-            "the alias."
+            f"{found.origin or found.loader}. Remove that apex (pip uninstall apex), or run the "
+            "program without the alias."
         )
     sys.meta_path.insert(0, _FINDER)
 
 
 def install_in_all_processes() -> None:
-    """Installs the alias here and in every process that `multiprocessing` starts from this one."""
+    """Installs the alias here and in every process that `multiprocessing` starts afterwards."""
     install()
     _processes.install_in_child_processes(install_in_all_processes)
 
 
 def uninstall() -> None:
-    """Removes the alias: `import apex` finds what it found before `install()`.
+    """Removes the alias: `import apex` behaves as before `install()`.
 
     Processes that `multiprocessing` starts afterwards have no alias either. Names that were
-    imported from the alias stay usable. Without an alias, this does nothing.
+    imported from the alias stay usable. Does nothing if the alias is not installed.
 
     Example:
         >>> import sys
@@ -205,7 +207,7 @@ def uninstall() -> None:
         return
     sys.meta_path.remove(_FINDER)
     _processes.stop_installing_in_child_processes()
-    # Including submodules from elsewhere: a module belongs to the package it was imported into.
+    # Submodules from a folder named apex were imported into the alias's package: remove them too.
     all_of_it = isinstance(sys.modules.get("apex"), _AliasModule)
     for name, module in list(sys.modules.items()):
         if isinstance(module, _AliasModule) or (all_of_it and name.startswith("apex.")):

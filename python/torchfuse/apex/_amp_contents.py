@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The modules of the alias that belong to apex.amp and apex.fp16_utils."""
+"""Lists the alias modules of apex.amp and apex.fp16_utils."""
 
 from __future__ import annotations
 

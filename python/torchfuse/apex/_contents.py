@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The modules of the alias for apex, one entry for each."""
+"""Lists all modules of the alias."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLAT = names_of(
 
 
 _OPTIMIZERS = names_of(_optimizers.__name__, *_optimizers.names())
-#: The names in both apex.parallel and apex.parallel.distributed.
+#: Names in both apex.parallel and apex.parallel.distributed.
 _DATA_PARALLEL = {
     **names_of("torchfuse.parallel", "DistributedDataParallel", "Reducer"),
     "ReduceOp": "torch.distributed",
@@ -63,7 +63,7 @@ MODULES = (
     AliasModule("apex.parallel", {**_DATA_PARALLEL, **_BATCH_NORM, **_CONVERSION}),
     AliasModule("apex.parallel.LARC", names_of("torchfuse.parallel", "LARC"), call="LARC"),
     AliasModule("apex.parallel.distributed", {**_DATA_PARALLEL, **_FLAT}),
-    # In apex, the native class and its fallback in Python; torchfuse has one class.
+    # apex has a native class and a fallback in Python; torchfuse has one class.
     AliasModule("apex.parallel.optimized_sync_batchnorm", _BATCH_NORM),
     AliasModule("apex.parallel.sync_batchnorm", _BATCH_NORM),
     *AMP_MODULES,

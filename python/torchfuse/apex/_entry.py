@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a module of the alias is: its name, and where its contents come from."""
+"""Describes an alias module: the name, and where the contents are defined."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Names of a module, each with the dotted name of the torchfuse module that has it.
+#: Maps each name in an alias module to the dotted name of the torchfuse module that defines it.
 Names = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class AliasModule:
-    """A module of the alias.
+    """An alias module.
 
     Attributes:
-        name: full name, as programs import it.
-        contents: dotted name of a module, for all names in its `__all__`; or the names, each with
-            the module that has it. The modules are imported together with the alias's module, not
-            before.
-        call: the name in the module that a call of the module itself calls. None: no call.
+        name: Full name, as programs import the module.
+        contents: A torchfuse module's dotted name, for all names in the module's `__all__`, or a
+            mapping from names to defining modules. Importing the alias module imports these
+            modules, not before.
+        call: Name of the callable to invoke when a program calls the module itself. None: the
+            module is not callable (default).
     """
 
     name: str
@@ -29,13 +30,13 @@ class AliasModule:
     call: str | None = None
 
     def names(self) -> Names:
-        """Returns the names that the module holds, without its submodules."""
+        """Returns the module's names with the defining modules, without submodules."""
         if isinstance(self.contents, str):
             return names_of(self.contents, *importlib.import_module(self.contents).__all__)
         return self.contents
 
     def objects(self) -> dict[str, Any]:
-        """Imports what the module holds, and returns it by name."""
+        """Imports the module's objects and returns them by name."""
         return {
             name: getattr(importlib.import_module(home), name)
             for name, home in self.names().items()
@@ -43,5 +44,5 @@ class AliasModule:
 
 
 def names_of(home: str, *names: str) -> Names:
-    """Returns `names` as names that the module `home` has."""
+    """Returns a mapping from each of `names` to the module `home`."""
     return dict.fromkeys(names, home)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Methods of an optimizer that act on the model, where masters stand in its groups."""
+"""Makes an optimizer's methods act on the model when its parameter groups contain masters."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def reach_the_model(
     remake_masters: Callable[[Iterable[Tensor] | None], None],
     masters_to_model: Callable[[], None],
 ) -> None:
-    """Replaces methods of `optimizer` that would otherwise act on the masters alone.
+    """Replaces `swap_ema_` and `remake_masters`, which would otherwise change only the masters.
 
-    `ema_weights` calls `swap_ema_`. `step` and `zero_grad` are left to the caller, who does more in
-    them. An optimizer of torch has no other methods that act on the model.
+    `ema_weights` calls `swap_ema_`. The caller replaces `step` and `zero_grad`. torch's optimizers
+    have no other methods that change the model.
 
     Args:
-        optimizer: has masters in its groups.
-        model: returns the model's parameters that have masters.
-        follow_model: brings what was written to the model to the masters.
-        remake_masters: does so for some parameters of the model, or for all, however written.
-        masters_to_model: rounds the masters to the model.
+        optimizer: Optimizer whose parameter groups contain masters.
+        model: Returns the model's parameters that have masters.
+        follow_model: Remakes the masters of model parameters that were modified since the last
+            step.
+        remake_masters: Remakes the masters of the given model parameters (None: all).
+        masters_to_model: Rounds the masters to the model.
     """
     if hasattr(optimizer, "swap_ema_"):
         swap = optimizer.swap_ema_
@@ -63,25 +64,25 @@ def reach_the_model(
 
 
 def refuse_swapped_step(optimizer: Any) -> None:
-    """Raises while the averages of a fused optimizer are in its parameters' place."""
+    """Raises while a fused optimizer's averages are swapped into the parameters."""
     inner = optimizer.optim if isinstance(optimizer, LARC) else optimizer
     if isinstance(inner, FusedOptimizer):
         inner._raise_if_swapped("step")
 
 
 def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> list[int]:
-    """Raises if two of the model's parameters with masters overlap in memory.
+    """Raises if two model parameters with masters overlap in memory.
 
-    One of two updates would be lost. The step compares the tensors in the groups, which are the
-    masters, and these do not overlap.
+    One of the two updates would be lost. The optimizer's own check sees only the masters in the
+    groups, which do not overlap.
 
     Args:
-        caller: class of the optimizer, for the message.
-        models: the model's parameters that have masters.
-        known: their addresses when they were compared last; equal ones are not compared again.
+        caller: The optimizer's class name, for the message.
+        models: The model's parameters that have masters.
+        known: Addresses from the last check. If the addresses are unchanged, nothing is checked.
 
     Returns:
-        The addresses now; 0 for tensors without memory, such as fake ones.
+        The current addresses; 0 for tensors without memory, such as fake tensors.
     """
     addresses = [local_part(param).data_ptr() for param in models]
     if addresses == known:
@@ -97,9 +98,9 @@ def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> 
             first, second = sorted((before, index))
             raise RuntimeError(
                 f"{caller}.step: expected 16-bit parameter {second} of the model, of shape "
-                f"{list(models[second].shape)}, to have memory of its own, got that of parameter "
-                f"{first}. Two modules that share a weight have one parameter, "
-                "b.weight = a.weight, and not b.weight.data = a.weight.data."
+                f"{list(models[second].shape)}, not to overlap another parameter, got memory that "
+                f"parameter {first} also uses. To share a weight between two modules, share the "
+                "parameter: b.weight = a.weight, not b.weight.data = a.weight.data."
             )
         if end > reached:
             reached, before = end, index
@@ -107,6 +108,6 @@ def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> 
 
 
 def _bytes_of(tensor: Tensor) -> int:
-    """Bytes that a tensor has for itself; of one with gaps, where others may lie, the first."""
+    """Returns the tensor's size in bytes, or one element's if other tensors may lie in its gaps."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return tensor.nbytes if dense else tensor.element_size()

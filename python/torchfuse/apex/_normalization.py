@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The names of apex.normalization and apex.contrib that programs call with `apply`."""
+"""Functions and classes with the interfaces of apex.normalization and apex.contrib."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Shape = int | Sequence[int]
 
 
 class _Function:
-    """What has the look of apex's `torch.autograd.Function`s.
+    """Mimics apex's subclasses of `torch.autograd.Function`.
 
-    Programs call `apply`; some, as Megatron-Core, look into the signature of `forward` for the
-    arguments that this apex has. The gradients are those of torchfuse's own functions.
+    Programs call `apply`. Some programs, such as Megatron-Core, inspect the signature of `forward`
+    to find out which arguments apex supports. torchfuse's functions compute the gradients.
     """
 
     forward: Callable[..., Tensor]
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Tensor:
-        """Calls `forward`, without a context."""
+        """Calls `forward` with None as the context."""
         return cls.forward(None, *args, **kwargs)
 
 
 def _with_context(function: Callable[..., Tensor]) -> Any:
-    """A `forward` that calls the function, and has its signature behind the context's."""
+    """Returns a static `forward(ctx, ...)` that calls the function with the other arguments."""
 
     @functools.wraps(function)
     def forward(ctx: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -86,7 +86,7 @@ class FusedRMSNormFunction(_Function):
 
 
 def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function as apex's, whose tensors are cast under torch's autocast."""
+    """Returns the function with arguments cast under torch's autocast, like apex's."""
 
     @functools.wraps(function)
     def cast(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -101,7 +101,7 @@ def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         named = {name: narrowed(value) for name, value in kwargs.items()}
         return function(narrowed(input), *map(narrowed, args), **named)
 
-    # Where pickle finds it.
+    # pickle looks functions up by module and name.
     cast.__module__, cast.__qualname__ = __name__, function.__name__
     return cast
 
@@ -117,10 +117,10 @@ mixed_dtype_fused_rms_norm_affine = _casting(normalization.mixed_dtype_fused_rms
 def manual_rms_norm(
     input: Tensor, normalized_shape: Shape, weight: Tensor | None, eps: float
 ) -> Tensor:
-    """RMS normalization with kernels that run on every device, in the dtype of apex's formula.
+    """Returns the RMS normalization of `input` over `normalized_shape`, on every device.
 
-    Returns:
-        A 16-bit weight's dtype; else at least fp32, whatever the input's.
+    The output's dtype follows from apex's formula: the weight's dtype if `weight` is 16-bit,
+    otherwise at least fp32, also for a 16-bit input.
     """
     dtype = torch.promote_types(input.dtype, torch.float32)
     if weight is not None and weight.dtype.itemsize == 2:
@@ -136,9 +136,9 @@ class FastLayerNorm(FusedLayerNorm):
     """:class:`FusedLayerNorm` with the arguments of apex.contrib.layer_norm.
 
     Args:
-        hidden_size: size of the last dimension.
-        eps: added to the biased variance.
-        memory_efficient: as in :class:`FusedLayerNorm`.
+        hidden_size (int): Size of the last dimension.
+        eps (float, default 1e-5): Term added to the biased variance.
+        memory_efficient (bool, default False): As in :class:`FusedLayerNorm`.
     """
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
@@ -146,7 +146,7 @@ class FastLayerNorm(FusedLayerNorm):
 
     @property
     def epsilon(self) -> float:
-        """`eps`, by the name that apex's class has for it."""
+        """Returns `eps` under apex's name."""
         return self.eps
 
 
@@ -180,15 +180,15 @@ class SoftmaxCrossEntropyLoss(_Function):
         padding_idx: int = 0,
         half_to_float: bool = False,
     ) -> Tensor:
-        """Returns the losses ``[N]``, 0 where the label is `padding_idx`.
+        """Returns the losses ``[N]``; a loss is 0 if the label is `padding_idx`.
 
         Args:
-            ctx: ignored.
-            logits: ``[N, C]``.
-            labels: ``[N]``, int64.
-            smoothing: label smoothing, in [0, 1].
-            padding_idx: label of rows that do not count.
-            half_to_float: fp32 losses of 16-bit logits.
+            ctx: Ignored.
+            logits (Tensor): Logits ``[N, C]``.
+            labels (Tensor): Labels ``[N]``, int64.
+            smoothing (float, default 0): Label smoothing, in [0, 1].
+            padding_idx (int, default 0): Label of ignored rows.
+            half_to_float (bool, default False): Return fp32 losses for 16-bit logits.
         """
         dtype = torch.promote_types(logits.dtype, torch.float32) if half_to_float else logits.dtype
         return softmax_cross_entropy(
@@ -203,5 +203,5 @@ class SoftmaxCrossEntropyLoss(_Function):
         padding_idx: int = 0,
         half_to_float: bool = False,
     ) -> Tensor:
-        """Calls `apply`: some programs make an object of the class."""
+        """Calls `apply`, for programs that create an instance of the class."""
         return self.apply(logits, labels, smoothing, padding_idx, half_to_float)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The optimizers of the alias: torchfuse's classes, whose steps leave unscaled gradients.
+"""The alias's optimizers: torchfuse's classes, except that steps unscale `.grad`.
 
-After a step behind a gradient scaler, `.grad` holds unscaled gradients, as with apex's and torch's
-optimizers. torchfuse's own classes leave them as they are, which saves a pass. The classes also
-have what subclasses with a step of their own, written for apex, take from theirs: functions of
-amp_C on lists of tensors, and the flag of these.
+After a step with a gradient scaler, `.grad` holds unscaled gradients, as with apex's and torch's
+optimizers. torchfuse's own classes leave `.grad` scaled, which saves a pass. For subclasses written
+for apex that override `step`, the classes also provide amp_C's functions on tensor lists as
+attributes, and the `noop_flag` of these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torchfuse import optimizers
 from torchfuse.apex.native import amp_c
 
-#: The functions of amp_C that are attributes of apex's classes.
+#: amp_C functions that are attributes of apex's classes.
 _FUNCTIONS = {
     "FusedAdagrad": ("adagrad",),
     "FusedAdam": ("adam", "adam_capturable", "adam_capturable_master"),
@@ -29,13 +29,13 @@ _FUNCTIONS = {
 
 
 def _dummy_overflow_buf(self: torch.optim.Optimizer) -> Tensor:
-    """A flag of 0 (do not skip) for functions that a subclass calls: int32, shape [1]."""
+    """Returns an int32 flag of shape [1] with value 0 (do not skip), for amp_C's functions."""
     device = next((p.device for group in self.param_groups for p in group["params"]), None)
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 def names() -> list[str]:
-    """Returns the names of all optimizers of torchfuse, including those that apex lacks."""
+    """Returns the names of all torchfuse optimizers, including optimizers that apex lacks."""
     return [name for name in optimizers.__all__ if _is_optimizer(getattr(optimizers, name))]
 
 
@@ -44,12 +44,12 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
-#: The class of the alias for each of torchfuse's.
+#: The alias's class for each torchfuse class.
 _classes: dict[type, type] = {}
 
 
 def __getattr__(name: str) -> Any:
-    """Makes a class at its first use; also what pickle asks for."""
+    """Creates a class at the first use. pickle finds the classes here too."""
     if name not in names():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     theirs: type = getattr(optimizers, name)

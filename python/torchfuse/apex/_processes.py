@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Installs the alias in the processes that `multiprocessing` starts.
 
-A process that is not forked imports the main program again, before anything in that program could
-install the alias. Before that it unpickles its preparation data, which contains an object that
+A process that is not forked imports the main program before the program could install the alias.
+Even earlier, the process unpickles preparation data. Unpickling an object in the preparation data
 installs the alias.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Call:
-    """Calls a function when it is unpickled."""
+    """Calls a function when unpickled."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -24,11 +24,11 @@ class _Call:
 
 
 class _WithCall:
-    """Wraps multiprocessing's function; puts a call first in a process's preparation data."""
+    """Wraps multiprocessing's function and puts a call first in a process's preparation data."""
 
     def __init__(self, inner: Any, function: Callable[[], None]) -> None:
         self.inner = inner
-        # None after removal: other code may have wrapped this object in the meantime.
+        # None after removal: other code may have wrapped this object and may still call it.
         self.function: Callable[[], None] | None = function
 
     def __call__(self, name: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""All modules of the alias, and the sentences about modules and names that are not there."""
+"""Looks up the alias's modules, and words the messages about missing modules and names."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from torchfuse.apex._absent import INSTEAD
 from torchfuse.apex._contents import MODULES
 from torchfuse.apex._entry import AliasModule
 
-#: All modules of the alias, by name.
+#: Modules of the alias by name.
 modules: Mapping[str, AliasModule] = {module.name: module for module in MODULES}
 
-#: The top-level names that the alias answers for, of provided and of absent modules.
+#: Top-level names of all provided and absent modules.
 roots = frozenset(name.partition(".")[0] for name in (*modules, *INSTEAD))
 
 
 def children(name: str) -> list[str]:
-    """Returns the last names of the modules directly inside the module `name`."""
+    """Returns the unqualified names of the submodules of `name`."""
     split = (child.rpartition(".") for child in modules)
     return [last for parent, _, last in split if parent == name]
 
 
 def provided() -> list[str]:
-    """Returns the modules that hold names, without those inside another one."""
+    """Returns the outermost modules that contain names."""
     holding = sorted(name for name, module in modules.items() if module.contents)
     return [name for name in holding if name.rpartition(".")[0] not in holding]
 
 
 def is_absent_module(name: str) -> bool:
-    """Whether `name` is known as a module of apex, or inside one, that torchfuse lacks."""
+    """Returns whether `name` is, or belongs to, an apex module that torchfuse lacks."""
     return _replacement(name) is not None
 
 
 def explanation(name: str) -> str:
-    """Returns that a module or a name in one is not there, and what to use; without a full stop."""
+    """Returns a message that `name` is missing and what to use instead, without a full stop."""
     sentence = f"torchfuse does not provide {name}"
     replacement = _replacement(name)
     if replacement is not None:
@@ -43,7 +43,7 @@ def explanation(name: str) -> str:
     if parent in modules and modules[parent].contents:
         called = (child for child in children(parent) if modules[f"{parent}.{child}"].call)
         there = {*modules[parent].names(), *called}
-        return f"{sentence}; {parent} has {_listed(sorted(there))}"
+        return f"{sentence}; {parent} provides {_listed(sorted(there))}"
     return f"{sentence}; of apex it provides {_listed(provided())}"
 
 

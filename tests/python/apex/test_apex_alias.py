@@ -149,7 +149,7 @@ def test_a_statement_has_the_outcome_that_is_listed(line: str) -> None:
     if outcome == "works":
         run(statement)
         return
-    answer = r"^torchfuse does not provide .*; (use |of apex it provides |.* has )"
+    answer = r"^torchfuse does not provide .*; (use |of apex it provides |.* provides )"
     with pytest.raises(ImportError, match=answer) as caught:
         run(statement)
     assert type(caught.value).__name__ == outcome
@@ -197,10 +197,10 @@ def test_an_unknown_module_is_answered_with_what_there_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "there"),
     [
-        ("apex.optimizers", "FusedNone", "apex.optimizers has FP16_Optimizer, FusedAdagrad, Fus"),
-        ("apex.optimizers.fused_adam", "FusedNone", "apex.optimizers.fused_adam has FusedAdam"),
-        ("apex.parallel", "Nothing", "apex.parallel has DistributedDataParallel, LARC, Reduce"),
-        ("apex_C", "nothing", "apex_C has flatten and unflatten"),
+        ("apex.optimizers", "FusedNone", "apex.optimizers provides FP16_Optimizer, "),
+        ("apex.optimizers.fused_adam", "FusedNone", "apex.optimizers.fused_adam provides FusedA"),
+        ("apex.parallel", "Nothing", "apex.parallel provides DistributedDataParallel, LARC, R"),
+        ("apex_C", "nothing", "apex_C provides flatten and unflatten"),
         ("apex", "nothing", "of apex it provides amp_C, "),
     ],
 )

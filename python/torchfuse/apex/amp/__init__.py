@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`apex.amp`: mixed precision by optimization levels, for programs written for apex.
 
-It has apex's names and arguments, and runs on `torch.autocast`, torchfuse's unscaling and fp32
-masters, on the CPU and on accelerators. New programs should use `torch.autocast` and
-`torchfuse.amp.GradScaler`.
+The module keeps apex's names and arguments. The implementation uses `torch.autocast`, torchfuse's
+unscaling and fp32 masters, on the CPU and on accelerators. New programs should use `torch.autocast`
+and `torchfuse.amp.GradScaler`.
 """
 
 import contextlib
@@ -46,41 +46,41 @@ __all__ = [
 
 
 class NoOpHandle:
-    """The handle of `init(enabled=False)`, which leaves losses and optimizers as they are."""
+    """The handle that `init(enabled=False)` returns; losses and optimizers stay unchanged."""
 
     has_cache = False
     verbose = False
 
     def is_active(self) -> bool:
-        """Whether the handle does anything: no."""
+        """Returns False, because the handle does nothing."""
         return False
 
     @contextlib.contextmanager
     def scale_loss(self, loss: Tensor, optimizer: Any = None) -> Iterator[Tensor]:
-        """Yields the loss."""
+        """Yields the loss unscaled."""
         yield loss
 
     def wrap_optimizer(self, optimizer: Any, num_loss: int = 1) -> Any:
-        """Returns the optimizer, with a `scale_loss` that yields the loss."""
+        """Adds a `scale_loss` that yields the loss unscaled, and returns the optimizer."""
         optimizer.scale_loss = self.scale_loss
         return optimizer
 
 
 def init(enabled: bool = True, *args: Any, **kwargs: Any) -> NoOpHandle:
-    """Returns a handle of apex from before `initialize`, if it is to do nothing.
+    """Returns a handle that does nothing, for programs older than apex's `initialize`.
 
     Args:
-        enabled: must be False.
-        *args: ignored.
-        **kwargs: ignored.
+        enabled (bool, default True): Must be False.
+        *args: Ignored.
+        **kwargs: Ignored.
 
     Raises:
-        RuntimeError: if `enabled`; the message names the calls to write.
+        RuntimeError: if `enabled` is True; the message names the calls to use instead.
     """
     if not enabled:
         return NoOpHandle()
     raise RuntimeError(
-        "amp.init: expected enabled=False, because torchfuse has no other handles. Call model, "
-        "optimizer = amp.initialize(model, optimizer, opt_level='O1') where the model is created, "
+        "amp.init: expected enabled=False, because torchfuse provides no other handles. Call "
+        "model, optimizer = amp.initialize(model, optimizer, opt_level='O1') after creating them, "
         "and replace handle.scale_loss(loss, optimizer) by amp.scale_loss(loss, optimizer)."
     )

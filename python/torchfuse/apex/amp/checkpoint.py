@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""State dicts of the loss scalers."""
+"""Saves and loads loss scalers as state dicts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torchfuse.apex.amp.state import initialized, maybe_print
 
 
 def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the scale of every loss and its count of checks without overflow.
+    """Returns each loss scaler's scale and number of consecutive checks without overflow.
 
     Args:
-        destination: dict to add the entries to. None: a new one.
+        destination (dict | None, default None): Dict to add the entries to. None: a new dict.
 
     Returns:
-        `{"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 0}, ...}`; no entries if amp is not
-        enabled. The masters of O2 are in the optimizer's state dict.
+        `{"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 0}, ...}`, without entries if amp is
+        disabled. O2's masters are saved in the optimizer's state dict.
 
     Raises:
-        RuntimeError: before `amp.initialize`.
+        RuntimeError: if `amp.initialize` has not been called.
     """
     state = initialized("amp.state_dict")
     found: dict[str, Any] = OrderedDict() if destination is None else destination
@@ -36,17 +36,18 @@ def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def load_state_dict(state_dict: Mapping[str, Any]) -> None:
-    """Loads a result of `state_dict`, also of apex.
+    """Loads a state dict that `state_dict`, here or in apex, returned.
 
-    With another number of losses, the scales that both have are loaded, and a line is printed.
+    If the numbers of loss scalers differ, the scalers that exist in both are loaded and a warning
+    is printed. After an error, nothing has changed.
 
     Args:
-        state_dict: the state dict.
+        state_dict (Mapping): State dict to load.
 
     Raises:
-        TypeError: for anything but a dict.
-        RuntimeError: for keys of another kind, and before `amp.initialize`; nothing is changed.
-        ValueError: for values that are no scale and count; nothing is changed.
+        TypeError: if `state_dict` is not a dict.
+        RuntimeError: for unknown keys, and if `amp.initialize` has not been called.
+        ValueError: for an entry without a valid scale and count.
     """
     state = initialized("amp.load_state_dict")
     where = "amp.load_state_dict: expected state_dict"
@@ -62,8 +63,8 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
     scalers = _scalers(state)
     if state.opt_properties.enabled and len(loaded) != len(scalers):
         maybe_print(
-            f"Warning: the amp state dict has {len(loaded)} loss scalers, the program "
-            f"{len(scalers)}. Those that both have are loaded."
+            f"Warning: the amp state dict contains {len(loaded)} loss scalers, but the program "
+            f"uses {len(scalers)}. Only scalers in both are loaded."
         )
     for index, scaler in enumerate(scalers):
         if f"loss_scaler{index}" in loaded:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Conversion of the tensors in what a model or a function is called with, or returns."""
+"""Converts the tensors in a function's arguments or results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def converted(value: Any, convert: Convert, dtype: torch.dtype | None = None) ->
     """Returns `value` with every tensor in it converted, in containers of the same types.
 
     Args:
-        value: a tensor, or any nesting of lists, tuples, namedtuples, mappings and dataclasses.
-            What has no tensor to convert is returned as it is; containers are never modified.
-        convert: returns the tensor in place of a tensor, the same object for no change.
-        dtype: also calls `.to(dtype)` on other objects that have such a method.
+        value: A tensor, or any nesting of lists, tuples, namedtuples, mappings and dataclasses.
+            Containers are never modified. A container without converted tensors is returned
+            unchanged.
+        convert: Returns the replacement of a tensor, or the same object for no change.
+        dtype: If given, also calls `.to(dtype)` on other objects with a method `to`.
     """
     if isinstance(value, Tensor):
         return convert(value)
@@ -58,7 +59,7 @@ def _converted_mapping(value: Any, convert: Convert, dtype: torch.dtype | None) 
         return value
     if not isinstance(value, MutableMapping):
         return items
-    # A copy keeps attributes, default factories and the like.
+    # A copy keeps attributes and default factories.
     copied = copy.copy(value)
     for key, item in changed.items():
         copied[key] = item
@@ -72,22 +73,22 @@ def _converted_dataclass(value: Any, convert: Convert, dtype: torch.dtype | None
         new = converted(old, convert, dtype)
         if new is not old:
             copied = copy.copy(value) if copied is value else copied
-            object.__setattr__(copied, field.name, new)  # it may be frozen
+            object.__setattr__(copied, field.name, new)  # the dataclass may be frozen
     return copied
 
 
 def to_dtype(dtype: torch.dtype) -> Convert:
-    """Returns a conversion of all floating-point tensors to `dtype`."""
+    """Returns a function that casts floating-point tensors to `dtype`."""
     return lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Returns 16-bit tensors in fp32, and others as they are."""
+    """Returns a 16-bit tensor in fp32, and any other tensor unchanged."""
     return tensor.to(torch.float32) if tensor.dtype in SHORT_DTYPES else tensor
 
 
 def shortened(dtype: torch.dtype) -> Convert:
-    """Returns a conversion of 32-bit and 16-bit tensors to a 16-bit `dtype`."""
+    """Returns a function that casts fp32, fp16 and bf16 tensors to a 16-bit `dtype`."""
     eligible = (torch.float32, *SHORT_DTYPES)
     return lambda tensor: tensor.to(dtype) if tensor.dtype in eligible else tensor
 

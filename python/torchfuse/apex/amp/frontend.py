@@ -43,47 +43,54 @@ def initialize(
 ) -> Any:
     """Prepares models and optimizers for mixed precision, in place.
 
-    * O0: parameters, inputs and outputs in fp32, and a loss scale of 1.
-    * O1: fp32 parameters; the forward pass runs under `torch.autocast` in fp16, and 16-bit outputs
-      become fp32. Dynamic loss scale.
-    * O2: fp16 parameters with fp32 masters, batch normalization in fp32; inputs become fp16 and
-      outputs fp32. Dynamic loss scale.
-    * O3: fp16 parameters without masters; inputs become fp16 and outputs fp32. A loss scale of 1.
+    * O0: fp32 parameters, inputs and outputs. The loss scale is 1.
+    * O1: fp32 parameters. The forward pass runs under `torch.autocast` in fp16, and 16-bit outputs
+      are cast to fp32. The loss scale is dynamic.
+    * O2: fp16 parameters with fp32 masters, but fp32 batch normalization. Inputs are cast to fp16
+      and outputs to fp32. The loss scale is dynamic.
+    * O3: fp16 parameters without masters. Inputs are cast to fp16 and outputs to fp32. The loss
+      scale is 1.
 
-    For bf16 instead of fp16, pass `patch_torch_functions_type=torch.bfloat16` with O1 and
-    `cast_model_type=torch.bfloat16` with O2 and O3; the loss scale is 1 then.
+    For bf16 instead of fp16, pass `patch_torch_functions_type=torch.bfloat16` with O1, or
+    `cast_model_type=torch.bfloat16` with O2 and O3. The default loss scale is then 1.
 
-    Models may be on the CPU or an accelerator. Call this before wrapping a model in
-    `DistributedDataParallel` or `DataParallel`. More calls with other optimizers are allowed; each
-    replaces the loss scales.
+    Models may be on the CPU or an accelerator. Call this function before wrapping a model in
+    `DistributedDataParallel` or `DataParallel`. Further calls with other optimizers are allowed;
+    each call replaces the loss scales. After an error, nothing has changed.
 
     Args:
-        models: model, or list of models. Parameters must be fp32.
-        optimizers: optimizer, list of optimizers, or None.
-        enabled: if False, nothing is changed, and `scale_loss` yields the loss.
-        opt_level: "O0", "O1", "O2" or "O3", with the letter O.
-        cast_model_type: dtype of parameters and inputs, instead of the level's.
-        patch_torch_functions: autocast in the forward pass, instead of the level's.
-        keep_batchnorm_fp32: keep batch normalization with parameters in fp32; also "True", "False".
-        master_weights: keep fp32 masters of 16-bit parameters, instead of the level's.
-        loss_scale: "dynamic", or a number, also as a string, instead of the level's.
-        cast_model_outputs: dtype of floating-point outputs of the models; None: as in the table.
-        num_losses: number of losses with a scale of their own, see `scale_loss(loss_id=...)`.
-        verbosity: 0 to print nothing.
-        min_loss_scale: lower bound of a dynamic loss scale. None: 2**-24.
-        max_loss_scale: upper bound of a dynamic loss scale.
-        patch_torch_functions_type: dtype of O1's autocast, torch.float16 or torch.bfloat16.
+        models (Module | list[Module]): Models with fp32 parameters.
+        optimizers (Optimizer | list[Optimizer] | None, default None): Optimizers of the models.
+        enabled (bool, default True): If False, nothing changes and `scale_loss` yields the loss
+            unscaled.
+        opt_level (str, default 'O1'): "O0", "O1", "O2" or "O3", with the letter O.
+        cast_model_type (dtype | None): Dtype of parameters and inputs. None: the level's dtype.
+        patch_torch_functions (bool | None): Run forward passes under autocast. None: as the level.
+        keep_batchnorm_fp32 (bool | str | None): Keep batch normalization with parameters in fp32;
+            also accepts "True" and "False". None: as the level.
+        master_weights (bool | None): Keep fp32 masters of 16-bit parameters. None: as the level.
+        loss_scale (float | str | None): "dynamic" or a number, also as a string. None: as the
+            level.
+        cast_model_outputs (dtype | None): Dtype of the models' floating-point outputs. None: fp32
+            as listed above.
+        num_losses (int, default 1): Number of loss scalers; see `scale_loss(loss_id=...)`.
+        verbosity (int, default 1): 0 prints nothing.
+        min_loss_scale (float | None): Minimum of a dynamic loss scale. None: 2**-24.
+        max_loss_scale (float, default 2**24): Maximum of a dynamic loss scale.
+        patch_torch_functions_type (dtype | None): O1's autocast dtype, torch.float16 or
+            torch.bfloat16. None: torch.float16.
 
     Returns:
-        The models, and the optimizers if they are not None; each a list if it was a list.
+        The models, or a tuple of models and optimizers if `optimizers` is not None. Each is a list
+        if the argument was a list.
 
     Raises:
-        RuntimeError: for an unknown level, an option that it excludes, a model in 16 bits or in a
-            wrapper, or an optimizer that has been here before.
-        TypeError: for other objects than models and optimizers, naming the index, and for an
+        RuntimeError: for an unknown level, an option that the level excludes, a model with 16-bit
+            or fp64 parameters or in a wrapper, or an optimizer that was passed before.
+        TypeError: for an argument that is not a model or an optimizer, naming the index, and for an
             `enabled` that is not a bool.
-        ValueError: for a value that an option cannot have, and for an optimizer whose gradients are
-            split over processes. After an error, nothing is changed.
+        ValueError: for an invalid option value, and for an optimizer whose gradients are sharded
+            over processes.
 
     Example:
         >>> import torch
@@ -120,7 +127,7 @@ def initialize(
         )
         for _ in range(num_losses)
     ]
-    # Everything is checked: from here on, nothing fails.
+    # All checks are above this line, so that nothing has changed after an error.
     _amp_state.verbosity = verbosity
     _amp_state.min_loss_scale = min_loss_scale
     _amp_state.max_loss_scale = max_loss_scale
@@ -182,7 +189,7 @@ def _check_count(num_losses: Any) -> None:
 
 
 def _warn_of_unknown_params(models: list[torch.nn.Module], optimizers: list[Any]) -> None:
-    """Warns of an optimizer of a copy of a model, which would not train the model."""
+    """Warns if an optimizer holds a copied model's parameters, and so would not train the model."""
     known = {id(param) for model in models for param in model.parameters()}
     shapes = [[param.shape for param in model.parameters()] for model in models]
     for index, optimizer in enumerate(optimizers):
@@ -191,8 +198,8 @@ def _warn_of_unknown_params(models: list[torch.nn.Module], optimizers: list[Any]
         if is_copy and known.isdisjoint(map(id, own)):
             warnings.warn(
                 f"amp.initialize: expected optimizers[{index}] to have parameters of the models, "
-                f"got a {type(optimizer).__name__} without one. Make it of model.parameters(), "
-                "after the last copy of the model.",
+                f"got a {type(optimizer).__name__} without any. Construct the optimizer from "
+                "model.parameters() after the model was last copied.",
                 stacklevel=3,
             )
 

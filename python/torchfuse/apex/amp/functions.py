@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Casts of the arguments of single functions, which a program asks for by name.
+"""Casts the arguments of functions that a program registers by name.
 
 Note [What O1 casts]
-apex replaces functions of torch for the rest of the program. Here `initialize` gives the forward
-pass of the models an autocast, and their outputs return to fp32; everything else stays as it is. So
-losses and metrics outside of the models see fp32, as with apex's list of fp32 functions, while the
-backward pass, optimizers and other models are never under an autocast, which torch advises against
-and which would keep casted weights from before a step. Functions that the program names itself
-cast wherever they are called.
+apex replaces torch's functions for the rest of the program. torchfuse instead runs the models'
+forward passes under autocast and casts the outputs to fp32. Losses and metrics outside the models
+therefore see fp32, as with apex's list of fp32 functions. Backward passes, optimizers and other
+models never run under autocast: torch advises against that, and autocast would reuse weights that
+were cast before a step. Functions that a program registers cast arguments wherever they are called.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _MARK = "_torchfuse_casts"
 def half_function(fn: Function) -> Function:
     """Makes a function run in O1's 16-bit dtype.
 
-    Under O1, its fp32 arguments are cast to fp16 (bf16 with that dtype). A function of torch then
-    runs in that dtype; inside any other function, autocast chooses for each operation. Without O1
-    and within `disable_casts()`, the function is called as it is.
+    Under O1, fp32 arguments are cast to O1's dtype, fp16 or bf16. torch's functions run entirely in
+    that dtype. Other functions run under autocast, which chooses a dtype for each operation.
+    Without O1, and within `disable_casts()`, arguments are not cast.
 
     Args:
-        fn: function to decorate.
+        fn (Callable): Function to decorate.
 
     Example:
         >>> import torch
@@ -51,19 +50,19 @@ def half_function(fn: Function) -> Function:
 def float_function(fn: Function) -> Function:
     """Makes a function run in fp32.
 
-    Under O1, its 16-bit arguments are cast to fp32, and there is no autocast inside.
+    Under O1, 16-bit arguments are cast to fp32, and autocast is off within the function.
 
     Args:
-        fn: function to decorate.
+        fn (Callable): Function to decorate.
     """
     return _casting(fn, "float")
 
 
 def promote_function(fn: Function) -> Function:
-    """Makes a function run in the widest dtype of its floating-point arguments, under O1.
+    """Makes a function run in the widest dtype among the floating-point arguments, under O1.
 
     Args:
-        fn: function to decorate.
+        fn (Callable): Function to decorate.
     """
     return _casting(fn, "promote")
 
@@ -72,11 +71,11 @@ def register_half_function(module: Any, name: str) -> None:
     """Replaces `module.name` by `half_function(module.name)`.
 
     Args:
-        module: module or class with the function.
-        name: name of the function.
+        module (Any): Module or class that contains the function.
+        name (str): The function's name.
 
     Raises:
-        ValueError: if there is no such function.
+        ValueError: if `module` has no such function.
 
     Example:
         >>> import types
@@ -101,7 +100,7 @@ def register_promote_function(module: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def disable_casts() -> Iterator[None]:
-    """Suspends O1's casts: models and functions run in the dtypes of their arguments.
+    """Suspends O1's casts within the context: models and registered functions do not cast.
 
     Example:
         >>> from torchfuse.apex import amp
@@ -140,7 +139,7 @@ def _casting(fn: Function, kind: str) -> Function:
         else:
             convert = widened if kind == "float" else _widest(tensors)
         args, kwargs = converted(args, convert), converted(kwargs, convert)
-        # autocast would cast the arguments of torch's function once more.
+        # Autocast could cast the arguments of a torch function again.
         enabled = not is_torchs and kind != "float"
         with contextlib.ExitStack() as stack:
             for device_type in {tensor.device.type for tensor in tensors}:
@@ -164,9 +163,9 @@ def _register(
     if not callable(fn):
         owner = getattr(module, "__name__", repr(module))
         raise ValueError(
-            f"amp.{caller}: expected {owner!r} to have a function {name!r}, got {fn!r}. Register "
-            "what the program calls, such as (torch, 'einsum')."
+            f"amp.{caller}: expected {owner!r} to have a function {name!r}, got {fn!r}. Pass the "
+            "module and name by which the program calls the function, such as (torch, 'einsum')."
         )
     if hasattr(fn, _MARK):
-        fn = fn.__wrapped__  # registered before, perhaps as something else
+        fn = fn.__wrapped__  # registered before, perhaps with another cast
     setattr(module, name, decorate(fn))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loss scale of one loss, and its rule of growth."""
+"""Keeps one loss's scale and adjusts a dynamic scale."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from torch import Tensor
 
 from torchfuse import _C
 
-#: The lowest dynamic loss scale without `min_loss_scale`. apex has no bound: the scale becomes 0.
+#: Minimum of a dynamic loss scale by default. apex has no minimum, so the scale can become 0.
 LOWEST_SCALE = 2.0**-24
 
 
 class LossScaler:
-    """A loss scale, constant or dynamic; `amp._amp_state.loss_scalers` has one for each loss.
+    """A constant or dynamic loss scale; `amp._amp_state.loss_scalers` has a scaler per loss.
 
-    A dynamic scale is halved after an overflow, and doubled after 2000 checks without one. It
-    stays between `min_loss_scale` and `max_loss_scale`.
+    A dynamic scale is divided by `scale_factor` after an overflow and multiplied by `scale_factor`
+    after `scale_window` consecutive checks without overflow, between `min_loss_scale` and
+    `max_loss_scale`.
 
     Args:
-        loss_scale: a number, or "dynamic".
-        init_scale: initial value of a dynamic scale.
-        scale_factor: factor of growth, and divisor after an overflow.
-        scale_window: number of consecutive checks without overflow before the scale grows.
-        min_loss_scale: lower bound of a dynamic scale. None: 2**-24.
-        max_loss_scale: upper bound of a dynamic scale.
+        loss_scale (float | str): A number, or "dynamic".
+        init_scale (float, default 2**16): Initial value of a dynamic scale.
+        scale_factor (float, default 2): Growth factor, and divisor after an overflow.
+        scale_window (int, default 2000): Consecutive checks without overflow before the scale
+            grows.
+        min_loss_scale (float | None, default None): Minimum of a dynamic scale. None: 2**-24.
+        max_loss_scale (float, default 2**24): Maximum of a dynamic scale.
 
     Attributes:
-        dynamic: whether the scale changes.
+        dynamic (bool): Whether the scale is dynamic.
 
     Raises:
         ValueError: for bounds that are not positive and finite, or not in order.
@@ -66,9 +68,9 @@ class LossScaler:
         self._scale_factor = scale_factor
         self._scale_seq_len = scale_window
         self._unskipped = 0
-        # Programs exchange it: a flag of int32 that a check sets and update_scale() reads.
+        # unscale_() sets this int32 flag and update_scale() reads it. Programs may replace it.
         self._overflow_buf = torch.zeros(1, dtype=torch.int32, device="cpu")
-        self._has_overflow = False  # as the last update_scale() found it
+        self._has_overflow = False  # according to the last update_scale()
         self._core = _C.GradScalerCore()
 
     def loss_scale(self) -> float:
@@ -76,15 +78,15 @@ class LossScaler:
         return self._loss_scale
 
     def clear_overflow_state(self) -> None:
-        """Forgets overflows that `update_scale()` has not read."""
+        """Clears overflows that `update_scale()` has not read yet."""
         self._has_overflow = False
         self._overflow_buf.zero_()
 
     def unscale_(self, params: Sequence[Tensor]) -> None:
-        """Divides the gradients of the parameters by the scale, in place, and looks for overflow.
+        """Divides gradients by the scale in place, and records whether an element is not finite.
 
-        The host does not wait. Gradients may be dense or sparse, of fp32, fp16, bf16 or fp64, on
-        several devices.
+        Does not synchronize with the device. Gradients may be dense or sparse, fp32, fp16, bf16 or
+        fp64, on several devices.
         """
         with_grad = [param for param in params if param.grad is not None]
         if not with_grad or not (self.dynamic or self._loss_scale != 1.0):
@@ -92,16 +94,16 @@ class LossScaler:
         device = with_grad[0].device
         inverse = torch.full((), 1.0 / self._loss_scale, dtype=torch.float32, device=device)
         for flag in self._core.unscale_(0, with_grad, inverse, True):
-            # It stays where it is then: it may have the flag of another optimizer.
+            # Move the flag to a device only once: it may already hold another optimizer's overflow.
             if self._overflow_buf.device.type == "cpu":
                 self._overflow_buf = self._overflow_buf.to(device)
             self._overflow_buf.logical_or_(_C.to_device(flag, self._overflow_buf.device))
 
     def update_scale(self) -> bool:
-        """Adjusts a dynamic scale; the host waits once to read whether there was an overflow.
+        """Adjusts a dynamic scale, and synchronizes once to read the overflow flag.
 
         Returns:
-            Whether to skip the optimizer's step. A constant scale never skips.
+            Whether to skip the optimizer's step; always False for a constant scale.
         """
         self._has_overflow = self.dynamic and bool(self._overflow_buf.item())
         if self._has_overflow:
@@ -119,8 +121,7 @@ def _check_bounds(low: float, high: float) -> None:
     for name, value in (("min_loss_scale", low), ("max_loss_scale", high)):
         if not isinstance(value, Real) or not math.isfinite(value) or value <= 0.0:
             raise ValueError(
-                f"amp.initialize: expected {name} to be a number, positive and finite, got "
-                f"{value!r}."
+                f"amp.initialize: expected {name} to be a positive, finite number, got {value!r}."
             )
     if low > high:
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""fp32 masters in place of an optimizer's 16-bit parameters, for any optimizer."""
+"""Replaces an optimizer's 16-bit parameters by fp32 masters, for any optimizer."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from torchfuse.optimizers.serialization import AMP_MASTERS
 
 
 class MasterStash(AmpStash):
-    """`AmpStash` with masters.
+    """An `AmpStash` with masters.
 
     Note [Masters stand in the parameter groups]
-    The groups hold the masters, as in apex: programs clip, average and save what is in them, with
-    fp32 gradients. Masters in the optimizer's state, which the fused optimizers also have, would
-    leave the gradients in 16 bits, where the small ones vanish when they are unscaled. The
-    optimizer is thus one of fp32 parameters, whichever class it is.
+    As in apex, the parameter groups contain the masters, so programs clip, average and save masters
+    with fp32 gradients. The fused optimizers could keep masters in the optimizer's state instead,
+    but gradients would then stay 16-bit, and small gradients would vanish when they are unscaled.
+    Any optimizer class therefore sees fp32 parameters only.
 
     Attributes:
-        all_fp32_from_fp16_params: the masters, in the order of `all_fp16_params`.
+        all_fp32_from_fp16_params (list[Tensor]): The masters, in the order of `all_fp16_params`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)  # a step without scaling is an error here, not a warning
+        super().__init__(optimizer)  # before_step() raises for a step without scaling
         self.lazy_init_called = False
         self._models: list[Tensor] = []
         self.all_fp32_from_fp16_params: list[Tensor] = []
-        self._versions: list[int] = []  # of the model when masters and model were compared last
+        self._versions: list[int] = []  # of the model at the last sync
         self._addresses: list[int] = []
-        self._are_loaded = False  # the masters, and the model has not followed or led them since
+        self._are_loaded = False  # whether masters were loaded, and not used or remade since
         self._loaded: Mapping[int, Tensor] = {}
 
     @property
@@ -48,7 +48,7 @@ class MasterStash(AmpStash):
 
     @property
     def fp16_groups(self) -> list[list[Tensor]]:
-        """`all_fp16_params` by parameter group."""
+        """`all_fp16_params`, a list for each parameter group."""
         model_of = dict(zip(map(id, self.all_fp32_from_fp16_params), self._models, strict=True))
         return [
             [model_of[id(param)] for param in group["params"] if id(param) in model_of]
@@ -57,7 +57,7 @@ class MasterStash(AmpStash):
 
     @property
     def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
-        """The masters by parameter group."""
+        """The masters, a list for each parameter group."""
         masters = set(map(id, self.all_fp32_from_fp16_params))
         return [
             [param for param in group["params"] if id(param) in masters]
@@ -67,14 +67,14 @@ class MasterStash(AmpStash):
     # Creation.
 
     def make_masters(self) -> None:
-        """Replaces 16-bit parameters in the groups by masters, which follow the model."""
+        """Creates missing masters in the groups, and remakes masters of modified parameters."""
         self._make_masters(always=self._are_loaded)
         self._are_loaded = False
 
     def follow_model(self) -> None:
-        """Likewise, but loaded masters stay where the model is as it was when they were loaded.
+        """Like `make_masters`, but keeps loaded masters whose model parameter is unmodified.
 
-        The model may be loaded after them.
+        A program may load the model after the optimizer.
         """
         self._make_masters(always=False)
 
@@ -93,11 +93,11 @@ class MasterStash(AmpStash):
                 self._versions[place] = model._version
 
     def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
-        """Makes masters anew of the model's parameters, as `FusedOptimizer.remake_masters` does."""
+        """Remakes masters from the model's parameters, like `FusedOptimizer.remake_masters`."""
         chosen = None if params is None else set(map(id, params))
         for place, model in enumerate(self._models):
             if chosen is None or id(model) in chosen:
-                self._versions[place] = -1  # no version is that
+                self._versions[place] = -1  # differs from every version
         self.follow_model()
 
     def _new_master(self, param: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class MasterStash(AmpStash):
     # Around a backward pass.
 
     def prepare(self, loss_scale: float, seen: set[int]) -> bool:
-        """Makes masters, and sets gradients aside."""
+        """Makes masters and stashes gradients."""
         self.make_masters()
         if self.scaled_by is None:
             for model in self._models:
@@ -125,14 +125,14 @@ class MasterStash(AmpStash):
         return [*models, *super()._scaled_grads()]
 
     def restore(self) -> None:
-        """Returns to the gradients before the first `prepare`, after a failed backward pass."""
+        """Restores the gradients from before the first `prepare`, after a failed backward pass."""
         for model in self._models:
             model.grad = None
         super().restore()
 
     @torch.no_grad()
     def finish(self, scaler: LossScaler) -> None:
-        """Copies gradients to the masters in fp32, and unscales them there."""
+        """Copies the model's gradients to the masters in fp32, and unscales the copies."""
         wide: list[Tensor] = []
         short: list[Tensor] = []
         for model, master in zip(self._models, self.all_fp32_from_fp16_params, strict=True):
@@ -153,7 +153,7 @@ class MasterStash(AmpStash):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Checks that the masters have the gradients of the model."""
+        """Checks that the masters have received the model's gradients."""
         super().before_step()
         caller = type(self.optimizer).__name__
         self._addresses = refuse_tied(caller, self._models, self._addresses)
@@ -164,8 +164,8 @@ class MasterStash(AmpStash):
             if param.dtype in SHORT_DTYPES and param.grad is not None and param.grad.any():
                 raise RuntimeError(
                     f"{type(self.optimizer).__name__}.step: expected gradients from "
-                    "amp.scale_loss since the last step, got older ones or some of the model "
-                    "alone, which the masters do not have. Call backward() within "
+                    "amp.scale_loss since the last step, got gradients that are older or were not "
+                    "copied to the masters. Call backward() within "
                     "'with amp.scale_loss(loss, optimizer) as scaled_loss'."
                 )
         self.make_masters()
@@ -186,12 +186,12 @@ class MasterStash(AmpStash):
         self._are_loaded = False
 
     def drop_master_grads(self) -> None:
-        """Drops gradients that `model.zero_grad()` does not reach."""
+        """Clears the masters' gradients, which `model.zero_grad()` does not reach."""
         for master in self.all_fp32_from_fp16_params:
             master.grad = None
 
     def zero_model_grads(self, set_to_none: bool) -> None:
-        """Resets the gradients that `optimizer.zero_grad()` does not reach."""
+        """Resets the model's gradients, which `optimizer.zero_grad()` does not reach."""
         for model in self._models:
             if model.grad is not None and not set_to_none:
                 model.grad.detach_().zero_()
@@ -201,7 +201,7 @@ class MasterStash(AmpStash):
     # Checkpoints.
 
     def save(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        """Adds the masters to a state dict of the optimizer, after they have followed the model."""
+        """Updates masters from the model, and adds masters to the optimizer's state dict."""
         if self.lazy_init_called:
             self.follow_model()
         masters = set(map(id, self.all_fp32_from_fp16_params))
@@ -214,7 +214,7 @@ class MasterStash(AmpStash):
     def check_loaded(
         self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        """Makes masters before the optimizer loads the rest, so that its state stays fp32."""
+        """Checks saved masters, and makes masters first so that the loaded state stays fp32."""
         self._loaded = {}
         saved: Mapping[int, Tensor] = state_dict.get(AMP_MASTERS, {})
         params = list(self.params())
@@ -224,7 +224,7 @@ class MasterStash(AmpStash):
         for number, master in saved.items():
             if not 0 <= number < len(params) or master.shape != params[number].shape:
                 raise ValueError(
-                    f"{where} to fit the optimizer's {len(params)} parameters, got number {number} "
+                    f"{where} to fit the optimizer's {len(params)} parameters, got master {number} "
                     f"of shape {list(master.shape)}. The checkpoint belongs to another model."
                 )
         self.make_masters()
@@ -233,7 +233,7 @@ class MasterStash(AmpStash):
 
     @torch.no_grad()
     def load(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copies loaded masters; before they are used, they follow the model that is loaded."""
+        """Copies loaded masters. The next backward pass or step remakes masters from the model."""
         masters = set(map(id, self.all_fp32_from_fp16_params))
         for number, param in enumerate(self.params()):
             if number in self._loaded and id(param) in masters:

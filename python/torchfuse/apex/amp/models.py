@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models: casts of their parameters, and of what goes in and out of their forward pass."""
+"""Casts models' parameters, and the inputs and outputs of forward passes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, DistributedDa
 
 @dataclasses.dataclass
 class ForwardCasts:
-    """The casts around the forward pass of one model.
+    """The casts around one model's forward pass.
 
     Attributes:
-        inputs: dtype of floating-point inputs. None: unchanged.
-        autocast: dtype of the autocast around the forward pass. None: no autocast.
-        outputs: dtype of floating-point outputs. None: 16-bit outputs become fp32.
-        device_type: device type of the model in `amp.initialize`.
-        forward: a forward pass that the program has assigned to the instance, or None.
-        saves_fp32: whether state dicts of the model have its 16-bit entries in fp32.
+        inputs: Dtype of floating-point inputs. None: unchanged.
+        autocast: Autocast dtype for the forward pass. None: no autocast.
+        outputs: Dtype of floating-point outputs. None: 16-bit outputs are cast to fp32.
+        device_type: The model's device type when `amp.initialize` was called.
+        forward: A forward function that the program assigned to the instance, or None.
+        saves_fp32: Whether the model's state dicts contain fp32 copies of 16-bit entries.
     """
 
     inputs: torch.dtype | None
@@ -60,7 +60,7 @@ class ForwardCasts:
     ) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None or _amp_state.disabled_casts:
             return contextlib.nullcontext()
-        # A replica of DataParallel has no parameters.
+        # DataParallel's replicas have no parameters.
         first = next(itertools.chain(model.parameters(), model.buffers()), None)
         tensors = [first] if first is not None else tensors_in((args, kwargs))
         device_type = tensors[0].device.type if tensors else self.device_type
@@ -72,18 +72,18 @@ class ForwardCasts:
 
 
 def check_models(models: Sequence[Any]) -> None:
-    """Checks what `initialize` gets as models, before anything is changed."""
+    """Checks the models passed to `initialize`, before anything changes."""
     for index, model in enumerate(models):
         where = f"amp.initialize: expected models[{index}] to be"
         if not isinstance(model, nn.Module):
             raise TypeError(f"{where} a torch.nn.Module, got {type(model).__name__}.")
         if isinstance(model, _WRAPPERS):
             raise RuntimeError(
-                f"{where} the model itself, got {type(model).__name__}. Wrap what amp.initialize "
-                "returns."
+                f"{where} the model itself, got {type(model).__name__}. Wrap the model after "
+                "amp.initialize."
             )
         if isinstance(model, torch.jit.ScriptModule):
-            raise TypeError(f"{where} a Python module, got a ScriptModule. Script it afterwards.")
+            raise TypeError(f"{where} a Python module, got a ScriptModule. Script the result.")
         if not _amp_state.allow_incoming_model_not_fp32:
             _check_fp32(where, model)
 
@@ -92,12 +92,12 @@ def _check_fp32(where: str, model: nn.Module) -> None:
     for name, param in model.named_parameters():
         if param.dtype in (*SHORT_DTYPES, torch.float64):
             hint = (
-                "It has been through amp.initialize before."
+                "The model was passed to amp.initialize before."
                 if _KEY in vars(model)
                 else "Omit .half(): amp.initialize casts the model."
             )
             raise RuntimeError(
-                f"{where} in fp32, got {param.dtype} for {name!r}. {hint} To accept it, set "
+                f"{where} in fp32, got {param.dtype} for {name!r}. {hint} To allow this, set "
                 "amp._amp_state.allow_incoming_model_not_fp32 = True."
             )
 
@@ -109,8 +109,8 @@ def convert_module(module: nn.Module, dtype: torch.dtype) -> None:
     """Casts the floating-point parameters, gradients and buffers of one module, in place.
 
     Args:
-        module: module whose submodules are left as they are.
-        dtype: dtype to cast to.
+        module (Module): Module to cast, without submodules.
+        dtype (dtype): Target dtype.
     """
     for param in module._parameters.values():
         if param is not None and param.is_floating_point() and param.dtype != dtype:
@@ -123,11 +123,11 @@ def convert_module(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def convert_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Casts a network in place, except batch normalization with parameters, and returns it.
+    """Casts a network in place, except affine batch normalization, and returns the network.
 
     Args:
-        network: network to cast.
-        dtype: dtype to cast to.
+        network (Module): Network to cast.
+        dtype (dtype): Target dtype.
 
     Example:
         >>> import torch
@@ -144,7 +144,7 @@ def convert_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def convert_all(network: nn.Module, dtype: torch.dtype) -> None:
-    """Casts a network in place, with batch normalization."""
+    """Casts a network in place, including batch normalization."""
     for module in network.modules():
         _convert_and_flatten(module, dtype)
 
@@ -159,12 +159,13 @@ def _convert_and_flatten(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def add_casts(model: nn.Module, casts: ForwardCasts) -> None:
-    """Puts casts around the forward pass of a model, in place of those that it may have.
+    """Adds casts around a model's forward pass, replacing earlier casts.
 
     Note [A class with casts]
-    The model becomes an instance of a subclass with another forward(). A function on the instance
-    would call the original model from its copies: those of copy.deepcopy, as for averaged weights,
-    and the replicas of DataParallel. `isinstance`, names and the signature stay as they were.
+    The model becomes an instance of a subclass that overrides forward(). A function stored on the
+    instance would not do: in copies made by copy.deepcopy (averaged weights, for example) and in
+    DataParallel's replicas, the function would still call the original model. `isinstance`, names
+    and the signature do not change.
     """
     before: ForwardCasts | None = vars(model).get(_KEY)
     casts.forward = vars(model).pop("forward", before.forward if before else None)
@@ -174,12 +175,12 @@ def add_casts(model: nn.Module, casts: ForwardCasts) -> None:
         casts.device_type = first.device.type
     vars(model)[_KEY] = casts
     if before is None:
-        # Wrappers such as torch.compile's would assign to the model inside.
+        # torch.compile's wrapper would forward a plain assignment to the wrapped model.
         object.__setattr__(model, "__class__", _class_with_casts(type(model)))
 
 
 def _class_with_casts(base: type[nn.Module]) -> type[nn.Module]:
-    """Returns the subclass of `base` with casts, which is created once."""
+    """Returns the subclass of `base` with casts; creates the subclass once."""
     for known in base.__subclasses__():
         if _KEY in vars(known):
             return known
@@ -187,13 +188,13 @@ def _class_with_casts(base: type[nn.Module]) -> type[nn.Module]:
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         casts: ForwardCasts | None = vars(self).get(_KEY)
-        if casts is None:  # created by a method of the model, such as a slice of a Sequential
+        if casts is None:  # the instance was created by the model, as a slice of a Sequential is
             return base.forward(self, *args, **kwargs)
         return casts.run(self, functools.partial(base.forward, self), args, kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         reduced = base.__reduce_ex__(self, protocol)
-        # pickle finds classes by name, and would find the base.
+        # pickle looks classes up by name and would find the base class.
         if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
             return (_new_with_casts, (base,), *reduced[2:])
         return reduced
@@ -204,7 +205,7 @@ def _class_with_casts(base: type[nn.Module]) -> type[nn.Module]:
         "__qualname__": base.__qualname__,
         "__reduce_ex__": __reduce_ex__,
         "forward": forward,
-        _KEY: None,  # marks the class; a model has its own
+        _KEY: None,  # marks the class; a model stores a ForwardCasts under this key
     }
     metaclass: Any = type(base)
     created: type[nn.Module] = metaclass(base.__name__, (base,), namespace)
@@ -220,7 +221,7 @@ def _new_with_casts(base: type[nn.Module]) -> nn.Module:
 
 
 def save_in_fp32(model: nn.Module) -> None:
-    """Makes `model.state_dict()` return its 16-bit entries in fp32; the model must have casts."""
+    """Makes `model.state_dict()` return 16-bit entries in fp32; the model must have casts."""
     casts: ForwardCasts = vars(model)[_KEY]
     if not casts.saves_fp32:
         model.register_state_dict_post_hook(_state_in_fp32)

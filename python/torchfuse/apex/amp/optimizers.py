@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizers: their step, and what amp attaches to them."""
+"""Attaches a stash to optimizers, and wraps `step` and `zero_grad`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchfuse.parallel import LARC
 
 
 def check_optimizers(optimizers: Sequence[Any]) -> None:
-    """Checks what `initialize` gets as optimizers, before anything is changed."""
+    """Checks the optimizers passed to `initialize`, before anything changes."""
     from torchfuse.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
 
     seen: set[int] = set()
@@ -27,8 +27,8 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
         where = f"amp.initialize: expected optimizers[{index}] to be"
         if isinstance(optimizer, FP16_Optimizer):
             raise RuntimeError(
-                f"{where} the optimizer itself, got an FP16_Optimizer. Pass the optimizer that it "
-                "wraps: amp scales the loss and keeps masters."
+                f"{where} the optimizer itself, got an FP16_Optimizer. Pass the wrapped optimizer, "
+                "because amp itself scales the loss and keeps masters."
             )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"{where} a torch.optim.Optimizer, got {type(optimizer).__name__}.")
@@ -36,13 +36,14 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
         if find_stash(optimizer) is not None or id(optimizer) in seen:
             raise RuntimeError(
                 f"{where} passed to amp.initialize once, got this {type(optimizer).__name__} a "
-                "second time. Create a new optimizer, or keep the one that was returned."
+                "second time. Create a new optimizer, or use the optimizer that the first call "
+                "returned."
             )
         seen.add(id(optimizer))
 
 
 def find_stash(optimizer: Any) -> AmpStash | None:
-    """Returns what amp keeps for an optimizer, or None if `initialize` has not seen it."""
+    """Returns the optimizer's stash, or None if `initialize` did not prepare the optimizer."""
     stash: AmpStash | None = vars(optimizer).get("_amp_stash")
     if stash is None and isinstance(optimizer, LARC):
         return find_stash(optimizer.optim)
@@ -52,7 +53,7 @@ def find_stash(optimizer: Any) -> AmpStash | None:
 def prepare_optimizer(
     optimizer: torch.optim.Optimizer, master_weights: bool, expects_scaling: bool
 ) -> None:
-    """Attaches what `scale_loss` and the step need, which may warn if it `expects_scaling`."""
+    """Attaches a stash. With `expects_scaling`, a step without `scale_loss` warns."""
     stash = MasterStash(optimizer) if master_weights else AmpStash(optimizer, expects_scaling)
     attributes: Any = optimizer
     attributes._amp_stash = stash
@@ -73,7 +74,7 @@ def prepare_optimizer(
 
 
 def _amp_step(step: Any) -> Any:
-    # A learning rate scheduler marks the step that it has wrapped, and looks for the mark.
+    # wraps() copies the mark that a learning rate scheduler sets on `step` and checks later.
     @functools.wraps(step)
     def amp_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         stash: AmpStash = optimizer._amp_stash
@@ -93,22 +94,22 @@ def _amp_step(step: Any) -> Any:
 
 
 def _check_closure(optimizer: Any, stash: AmpStash) -> None:
-    """Refuses a closure where it would miss the masters, or run when the step cannot be skipped."""
+    """Raises if a closure would bypass the masters, or overflow too late to skip the step."""
     where = f"{type(optimizer).__name__}.step: expected no closure with"
     remedy = "Compute the gradients first, within amp.scale_loss"
     if isinstance(stash, MasterStash):
         raise RuntimeError(f"{where} master weights, got one. {remedy}.")
     if any(scaler.dynamic for scaler in _amp_state.loss_scalers):
         raise RuntimeError(
-            f"{where} a dynamic loss scale, got one: its overflow would come too late to skip the "
-            f"step. {remedy}, or pass loss_scale=1.0 to amp.initialize."
+            f"{where} a dynamic loss scale, got one. An overflow in the closure would be found too "
+            f"late to skip the step. {remedy}, or pass loss_scale=1.0 to amp.initialize."
         )
 
 
 def _skip(optimizer: Any, stash: AmpStash) -> None:
     stash.skip_next_step = False
     stash.had_backward = False
-    optimizer._opt_called = True  # else a scheduler warns that there was no step before its own
+    optimizer._opt_called = True  # otherwise a scheduler warns about a missing optimizer.step()
     if isinstance(stash, MasterStash):
         stash.drop_master_grads()
     scale = _amp_state.loss_scalers[stash.loss_id].loss_scale()

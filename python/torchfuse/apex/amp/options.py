@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The optimization levels O0 to O3, and the options that a program may override."""
+"""Defines the optimization levels O0 to O3, and checks overrides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from torchfuse.apex.amp.state import warn_or_err
 
-#: What the levels set. Options of `initialize` that are not None override them.
+#: Option values by level. Arguments of `initialize` that are not None override these values.
 LEVELS: Mapping[str, Mapping[str, Any]] = {
     "O0": {
         "cast_model_type": torch.float32,
@@ -52,9 +52,9 @@ _SHORT_TYPES = (torch.float16, torch.bfloat16)
 
 
 class Properties:
-    """The options in force, as `options` and as attributes: `amp._amp_state.opt_properties`.
+    """The current options, in `options` and as attributes: `amp._amp_state.opt_properties`.
 
-    Assigning an attribute checks it as `initialize` does.
+    Assigning an attribute checks the value like `initialize`.
     """
 
     options: dict[str, Any]
@@ -81,7 +81,7 @@ class Properties:
 
 
 def chosen_options(opt_level: str, overrides: Mapping[str, Any]) -> Properties:
-    """Returns the options of a level with a program's overrides, of which None is none."""
+    """Returns a level's options, with the overrides that are not None."""
     if opt_level not in LEVELS:
         raise RuntimeError(
             f"amp.initialize: expected opt_level to be one of {', '.join(map(repr, LEVELS))}, got "
@@ -93,7 +93,7 @@ def chosen_options(opt_level: str, overrides: Mapping[str, Any]) -> Properties:
         if value is not None:
             setattr(properties, name, value)
     short = properties.patch_torch_functions_type or properties.cast_model_type
-    # bf16 has the exponents of fp32: gradients do not underflow.
+    # bf16 has the same exponent range as fp32, so gradients do not underflow.
     if overrides.get("loss_scale") is None and short is torch.bfloat16:
         properties.loss_scale = 1.0
     return properties
@@ -112,14 +112,14 @@ def _model_type(level: str, value: Any) -> Any:
     if level == "O1" and value not in (None, torch.float32):
         warn_or_err(
             f"amp.initialize: expected no cast_model_type with opt_level 'O1', got {value}. O1 "
-            "keeps fp32 parameters and casts inside the forward pass: its dtype is "
-            "patch_torch_functions_type. To cast the parameters, choose opt_level 'O2' or 'O3'."
+            "keeps fp32 parameters and casts in the forward pass, to patch_torch_functions_type. "
+            "To cast the parameters, choose opt_level 'O2' or 'O3'."
         )
     return value
 
 
 def _flag(name: str, value: Any) -> bool:
-    """Returns a bool, also of a command line's text."""
+    """Returns a bool; accepts the strings 'True' and 'False' too."""
     flags = {"True": True, "False": False}
     flag = flags.get(value) if isinstance(value, str) else value
     if flag not in (True, False):
@@ -144,7 +144,7 @@ def _patches_type(level: str, value: Any) -> Any:
     if level != "O1":
         warn_or_err(
             "amp.initialize: expected patch_torch_functions_type only with opt_level 'O1', got "
-            f"{level!r}. The dtype of 'O2' and 'O3' is cast_model_type."
+            f"{level!r}. For 'O2' and 'O3', pass cast_model_type."
         )
     return value
 
@@ -153,7 +153,7 @@ def _keeps_batch_norm(level: str, value: Any) -> Any:
     if level == "O1" and value is not None:
         warn_or_err(
             "amp.initialize: expected no keep_batchnorm_fp32 with opt_level 'O1', got "
-            f"{value!r}. O1 keeps all parameters in fp32: leave the option out."
+            f"{value!r}. O1 keeps all parameters in fp32. Leave the option out."
         )
     return None if value is None else _flag("keep_batchnorm_fp32", value)
 
@@ -162,7 +162,7 @@ def _master_weights(level: str, value: Any) -> Any:
     if level == "O1" and value is not None:
         warn_or_err(
             f"amp.initialize: expected no master_weights with opt_level 'O1', got {value!r}. O1 "
-            "keeps fp32 parameters, which need no masters: leave the option out."
+            "keeps fp32 parameters, which need no masters. Leave the option out."
         )
     return None if value is None else _flag("master_weights", value)
 
@@ -175,7 +175,7 @@ def _loss_scale(level: str, value: Any) -> Any:
     except (TypeError, ValueError):
         scale = math.nan
     if not (math.isfinite(scale) and scale > 0.0):
-        what = "'dynamic' or a number that is positive and finite"
+        what = "'dynamic' or a positive, finite number"
         raise _expected("loss_scale", what, value)
     return scale
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`scale_loss`: the backward pass of a scaled loss."""
+"""`scale_loss`: scales a loss, and unscales gradients after the backward pass."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ def scale_loss(
     delay_unscale: bool = False,
     delay_overflow_check: bool = False,
 ) -> Iterator[Tensor]:
-    """Yields the loss times the loss scale; afterwards, gradients are unscaled.
+    """Yields the loss times the loss scale; at the end of the block, unscales gradients.
 
-    At the end of the block, the gradients of the optimizers' parameters are divided by the scale
-    and added to those from before the block. With a dynamic scale, an element that is not finite
-    halves the scale, and the next step of these optimizers is skipped: it leaves everything as it
-    is and prints one line on rank 0. The host waits for the device once. If the block raises, the
-    gradients are those from before it.
+    At the end of the block, new gradients of the optimizers' parameters are divided by the scale
+    and added to gradients from before the block. If the scale is dynamic and an element is not
+    finite, the scale is halved and the optimizers' next steps are skipped. A skipped step changes
+    nothing and prints a line on rank 0. A dynamic scale synchronizes with the device once. If the
+    block raises, the gradients from before the block are restored.
 
     Args:
-        loss: loss; it is yielded in fp32.
-        optimizers: optimizer or optimizers whose parameters get gradients of this loss, as
-            `amp.initialize` has returned them.
-        loss_id: index of the loss among `num_losses`, each of which has a scale.
-        model: ignored, as in apex.
-        delay_unscale: leave the gradients scaled, for more backward passes before a step. The last
-            one before the step must unscale.
-        delay_overflow_check: unscale but do not adjust the scale nor skip a step. The program calls
-            `amp._amp_state.loss_scalers[loss_id].update_scale()` itself.
+        loss (Tensor): Loss. The scaled loss is fp32.
+        optimizers (Optimizer | Sequence[Optimizer]): Optimizers whose parameters get gradients from
+            this loss, prepared by `amp.initialize`.
+        loss_id (int, default 0): Index of the loss scaler, less than `num_losses`.
+        model: Ignored, as in apex.
+        delay_unscale (bool, default False): Leave the gradients scaled, for further backward passes
+            before a step. The last backward pass before a step must unscale.
+        delay_overflow_check (bool, default False): Unscale, but neither adjust the scale nor skip a
+            step. The program calls `amp._amp_state.loss_scalers[loss_id].update_scale()` instead.
 
     Raises:
-        RuntimeError: before `amp.initialize`, and within another block with the same optimizer.
-        TypeError: if the loss is not a tensor.
-        ValueError: for an optimizer that `amp.initialize` has not seen, or a `loss_id` out of
+        RuntimeError: if `amp.initialize` has not been called, and within another block with the
+            same optimizer.
+        TypeError: if the loss is not a tensor, or an optimizer is not an optimizer.
+        ValueError: for an optimizer that `amp.initialize` did not prepare, or a `loss_id` out of
             range.
 
     Warns:
@@ -96,7 +97,7 @@ def scale_loss(
                 fresh.append(stash)
         if len(fresh) == len(stashes) and all(stash.is_empty for stash in stashes):
             for stash in stashes:
-                stash.skip_next_step = False  # what overflowed is gone
+                stash.skip_next_step = False  # the gradients that overflowed were cleared
         yield scaled_loss
     except BaseException:
         for stash in fresh:
@@ -119,7 +120,7 @@ def scale_loss(
 
 
 def _backward_passes(scaled_loss: Tensor) -> list[bool]:
-    """Returns a list that gets an entry at each backward pass of the loss."""
+    """Returns a list to which each backward pass of the loss appends."""
     passes: list[bool] = []
     if scaled_loss.requires_grad:
         scaled_loss.register_hook(lambda grad: passes.append(True))
@@ -130,8 +131,8 @@ def _check_closed(stash: AmpStash) -> None:
     if stash.is_open:
         raise RuntimeError(
             f"amp.scale_loss: expected no block of {type(stash.optimizer).__name__} inside another "
-            "one, got two. End the first block before, with delay_unscale=True if the gradients of "
-            "both belong to one step."
+            "block, got two. End the first block before the second one, with delay_unscale=True if "
+            "both blocks compute gradients for one step."
         )
 
 
@@ -169,8 +170,8 @@ def _stashes(optimizers: Any) -> list[AmpStash]:
         stash = find_stash(optimizer)
         if stash is None:
             raise ValueError(
-                f"amp.scale_loss: expected {name} to have been through amp.initialize, got another "
-                f"{type(optimizer).__name__}. Pass it to amp.initialize with the model."
+                f"amp.scale_loss: expected {name} to be prepared by amp.initialize, got another "
+                f"{type(optimizer).__name__}. Pass the optimizer to amp.initialize with the model."
             )
         if not any(stash is other for other in found):
             found.append(stash)

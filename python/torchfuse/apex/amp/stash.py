@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The gradients of one optimizer around `scale_loss`: set aside, unscaled and accumulated."""
+"""Stashes, unscales and accumulates one optimizer's gradients around `scale_loss`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from torch import Tensor
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
 
-#: Changes by the program, and what marks each gradient.
+#: Count of changes by the program, and a mark of each gradient by id(param).
 Noted: TypeAlias = tuple[int, dict[int, tuple[int, int]]]
 
 
 class AmpStash:
-    """What amp keeps for an optimizer, in `optimizer._amp_stash`.
+    """State that amp keeps for an optimizer, in `optimizer._amp_stash`.
 
     Note [Gradients between two scaled backward passes]
-    A gradient is either unscaled, or a sum of gradients of one loss scale. So `scale_loss` sets
-    unscaled gradients aside before the backward pass, and adds them after it has unscaled the new
-    ones. Gradients that stay scaled, with `delay_unscale`, are brought to the next pass's scale.
-    The pass may also reach parameters of optimizers that `scale_loss` was not given: their new
-    gradients stay scaled. The step warns of them unless they were replaced or written.
+    A gradient must not sum scaled and unscaled terms. So `scale_loss` stashes unscaled gradients
+    before the backward pass, unscales the new gradients, and then adds the stashed gradients.
+    Gradients that stay scaled because of `delay_unscale` are rescaled to the next pass's loss
+    scale. A backward pass may also reach parameters of an optimizer that was not passed to
+    `scale_loss`. The new gradients of such parameters stay scaled, and that optimizer's step warns
+    unless the program replaced or modified the gradients.
 
     Args:
-        optimizer: the optimizer.
-        expects_scaling: whether its losses have a dynamic scale.
+        optimizer: The optimizer.
+        expects_scaling: Whether the loss scale is dynamic.
 
     Attributes:
-        is_open: whether a block of `scale_loss` with this optimizer has begun and not ended.
-        lazy_init_called: whether masters exist; always True in levels without masters.
-        skip_next_step: whether the next step is to be skipped.
-        scaled_by: loss scale of the gradients that `delay_unscale` has left, or None.
-        loss_id: index of the loss scaler that has found an overflow.
+        is_open: Whether a `scale_loss` block with this optimizer is open.
+        lazy_init_called: Whether masters exist; always True for levels without masters.
+        skip_next_step: Whether the next step will be skipped.
+        scaled_by: Loss scale of gradients that `delay_unscale` left scaled, or None.
+        loss_id: Index of the loss scaler that found an overflow.
     """
 
     lazy_init_called = True
@@ -50,32 +51,32 @@ class AmpStash:
         self.skip_next_step = False
         self.scaled_by: float | None = None
         self.loss_id = 0
-        self.had_backward = False  # a scaled one, since the last step
+        self.had_backward = False  # whether a scaled backward pass ran since the last step
         self._owned: list[Tensor] = []
         self._saved_grads: list[tuple[Tensor, Tensor]] = []
-        self._changes = 0  # own blocks that began, and calls of zero_grad()
-        self._foreign: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # those of others
+        self._changes = 0  # counts opened blocks with this optimizer, and zero_grad() calls
+        self._foreign: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # gradients left scaled
         self._foreign_scale = 1.0
         AmpStash._all.add(self)
 
     @property
     def params_have_scaled_gradients(self) -> bool:
-        """Whether the gradients are scaled, after `scale_loss(..., delay_unscale=True)`."""
+        """Whether `scale_loss(..., delay_unscale=True)` left the gradients scaled."""
         return self.scaled_by is not None
 
     @property
     def already_patched(self) -> bool:
-        """Whether the next step is to be skipped."""
+        """Whether the next step will be skipped."""
         return self.skip_next_step
 
     @property
     def all_fp16_params(self) -> list[Tensor]:
-        """16-bit parameters of the optimizer; with masters, those of the model."""
+        """The optimizer's 16-bit parameters; with masters, the model's 16-bit parameters."""
         return [param for param in self.params() if param.dtype in SHORT_DTYPES]
 
     @property
     def all_fp32_params(self) -> list[Tensor]:
-        """fp32 parameters of the optimizer."""
+        """The optimizer's fp32 parameters, including masters."""
         return [param for param in self.params() if param.dtype == torch.float32]
 
     def params(self) -> Iterator[Tensor]:
@@ -84,15 +85,15 @@ class AmpStash:
             yield from group["params"]
 
     def make_masters(self) -> None:
-        """Creates masters that are missing, in levels with masters."""
+        """Creates missing masters if the level keeps masters."""
 
     # Around a backward pass.
 
     def prepare(self, loss_scale: float, seen: set[int]) -> bool:
-        """Sets gradients aside, before a backward pass of a loss times `loss_scale`.
+        """Stashes gradients before a backward pass with `loss_scale`.
 
-        `seen` has the ids of parameters that other optimizers of the same pass have prepared.
-        Returns False if there are scaled gradients, to which the backward pass adds.
+        `seen` collects ids of parameters that other optimizers in the same block already prepared.
+        Returns False if the backward pass will add to gradients that are still scaled.
         """
         self.is_open = True
         self._changes += 1
@@ -112,19 +113,19 @@ class AmpStash:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there were no gradients before the block that is open."""
+        """Whether no gradients existed before the open block."""
         return not self._saved_grads
 
-    # Passes that other optimizers are given.
+    # Blocks without this optimizer.
 
     def noted(self) -> Noted:
-        """Returns what `find_foreign` compares with, before a pass that is not for this one."""
+        """Returns marks for `find_foreign`, before a block without this optimizer."""
         return self._changes, {id(param): _mark(param.grad) for param in self.params()}
 
     def find_foreign(self, before: Noted, loss_scale: float) -> None:
-        """Finds gradients that the pass has left scaled."""
+        """Records gradients that the block's backward pass left scaled."""
         changes, marks = before
-        if self._changes != changes:  # they may be those of an own block inside
+        if self._changes != changes:  # an inner block with this optimizer may have written them
             return
         found = [param for param in self.params() if _mark(param.grad) != marks.get(id(param))]
         for param in found:
@@ -138,18 +139,18 @@ class AmpStash:
         for key, (reference, version) in foreign.items():
             grad = grads.get(key)
             if grad is not None and reference() is grad and _mark(grad)[1] == version:
-                self._expects_scaling = False  # the other warning would be misleading
+                self._expects_scaling = False  # _warn_without_scaling() would be misleading
                 warnings.warn(
-                    f"{type(self.optimizer).__name__}.step: expected unscaled gradients, got some "
-                    "of a loss that amp.scale_loss scaled for another optimizer, "
-                    f"{self._foreign_scale} times as large. Call zero_grad() before, or pass both "
-                    "optimizers: amp.scale_loss(loss, [one, other]).",
+                    f"{type(self.optimizer).__name__}.step: expected unscaled gradients, got "
+                    f"gradients scaled by {self._foreign_scale} from amp.scale_loss with another "
+                    "optimizer. Call zero_grad() before backward, or pass both optimizers: "
+                    "amp.scale_loss(loss, [one, other]).",
                     stacklevel=5,
                 )
                 return
 
     def forget(self) -> None:
-        """Drops all gradients of before; `zero_grad()` has been called."""
+        """Drops stashed gradients, after `zero_grad()`."""
         self._saved_grads = []
         self._foreign = {}
         self._changes += 1
@@ -161,14 +162,14 @@ class AmpStash:
         return [param.grad for param in self._owned if param.grad is not None]
 
     def restore(self) -> None:
-        """Returns to the gradients before the first `prepare`, after a failed backward pass."""
+        """Restores the gradients from before the first `prepare`, after a failed backward pass."""
         for param in self._owned:
             param.grad = None
         self._return_grads()
 
     @torch.no_grad()
     def finish(self, scaler: LossScaler) -> None:
-        """Unscales the gradients of a backward pass, and adds those that were set aside."""
+        """Unscales a backward pass's gradients, and adds the stashed gradients."""
         scaler.unscale_(self._owned)
         self._return_grads()
         self.had_backward = True
@@ -192,19 +193,19 @@ class AmpStash:
     # Around a step.
 
     def before_step(self) -> None:
-        """Checks that the gradients may be used."""
+        """Checks that the gradients are ready for a step."""
         name = f"{type(self.optimizer).__name__}.step"
         if self.is_open:
             raise RuntimeError(
-                f"{name}: expected a call after the block of amp.scale_loss, got one inside. The "
-                "gradients are unscaled when the block ends: call step() after it."
+                f"{name}() was called within a block of amp.scale_loss. The gradients are unscaled "
+                "when the block ends. Call step() after the block."
             )
         self._warn_of_foreign()
         if self.scaled_by is not None:
             raise RuntimeError(
-                f"{type(self.optimizer).__name__}.step: expected unscaled gradients, got those of "
-                f"amp.scale_loss(..., delay_unscale=True), which are {self.scaled_by} times as "
-                "large. Leave delay_unscale out for the last backward pass before a step."
+                f"{name}: expected unscaled gradients, got gradients scaled by {self.scaled_by} "
+                "from amp.scale_loss(..., delay_unscale=True). Leave delay_unscale out for the "
+                "last backward pass before a step."
             )
         if self._expects_scaling and not self.had_backward:
             self._warn_without_scaling()
@@ -214,18 +215,18 @@ class AmpStash:
             self._expects_scaling = False  # warned
             warnings.warn(
                 f"{type(self.optimizer).__name__}.step: expected gradients from amp.scale_loss, "
-                "got others. Small gradients may have vanished in fp16. Call backward() within "
-                "'with amp.scale_loss(loss, optimizer) as scaled_loss'.",
+                "got unscaled gradients. Small gradients may vanish in fp16. Call backward() "
+                "within 'with amp.scale_loss(loss, optimizer) as scaled_loss'.",
                 stacklevel=4,
             )
 
     def after_step(self) -> None:
-        """Does what follows a step, also a skipped one."""
+        """Cleans up after a step that was not skipped."""
         self.had_backward = False
 
 
 def _mark(grad: Tensor | None) -> tuple[int, int]:
-    """What changes when a gradient is replaced or written."""
+    """Returns a value that changes when a gradient is replaced or modified in place."""
     if grad is None:
         return 0, 0
     return id(grad), 0 if grad.is_inference() else grad._version

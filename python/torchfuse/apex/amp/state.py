@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The state of `apex.amp` in this process, which programs read and write by apex's names."""
+"""Holds `apex.amp`'s state in this process; programs access the state by apex's names."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """Whether functions cast their arguments; `amp._amp_state.handle`, the one that was made last.
+    """Tells whether functions cast arguments; `amp._amp_state.handle` is the current handle.
 
     Args:
-        dtype: 16-bit dtype of O1's casts. None: a level without casts.
+        dtype (dtype | None, default None): 16-bit dtype of O1's casts. None: no casts.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
     def is_active(self) -> bool:
-        """Whether O1 is in force, and not within `amp.disable_casts()`."""
+        """Returns whether O1 is active and `amp.disable_casts()` is not."""
         return self.dtype is not None and not _amp_state.disabled_casts
 
 
 class AmpState:
-    """What `amp.initialize` has set; there is one object, `amp._amp_state`.
+    """State that `amp.initialize` sets; the only instance is `amp._amp_state`.
 
     Attributes:
-        verbosity: 0 silences what amp prints; 1 by default.
-        hard_override: accept combinations of options that `initialize` refuses.
-        allow_incoming_model_not_fp32: accept models with parameters of another dtype than fp32.
-        handle: whether functions cast their arguments.
-        opt_properties: the options; there is no such attribute before `initialize`.
-        loss_scalers: one for each loss; there is no such attribute before `initialize`.
-        min_loss_scale: the argument of `initialize`.
-        max_loss_scale: the argument of `initialize`.
+        verbosity (int): 0 prints nothing; 1 by default.
+        hard_override (bool): Accept option combinations that `initialize` rejects by default.
+        allow_incoming_model_not_fp32 (bool): Accept models with parameters that are not fp32.
+        handle (Handle): Tells whether functions cast arguments.
+        opt_properties (Properties): The options; undefined before `initialize`.
+        loss_scalers (list[LossScaler]): A scaler for each loss; undefined before `initialize`.
+        min_loss_scale (float | None): Argument of `initialize`.
+        max_loss_scale (float): Argument of `initialize`.
     """
 
-    opt_properties: Any  # Properties of options.py, which reads this state
+    opt_properties: Any  # a Properties; options.py imports this module
     loss_scalers: list[LossScaler]
     min_loss_scale: float | None
     max_loss_scale: float
@@ -53,7 +53,7 @@ class AmpState:
         self.verbosity = 1
         self.hard_override = False
         self.allow_incoming_model_not_fp32 = False
-        self.disabled_casts = 0  # depth of `disable_casts()`, in all threads
+        self.disabled_casts = 0  # nesting depth of `disable_casts()` in all threads
         self.handle = Handle()
 
 
@@ -64,18 +64,18 @@ def initialized(caller: str) -> AmpState:
     """Returns the state; raises RuntimeError if `initialize` has not been called."""
     if not hasattr(_amp_state, "opt_properties"):
         raise RuntimeError(
-            f"{caller}: expected amp.initialize to have been called, got no options. Call "
+            f"{caller}() was called before amp.initialize. Call "
             "model, optimizer = amp.initialize(model, optimizer, opt_level=...) first."
         )
     return _amp_state
 
 
 def maybe_print(message: str, rank0: bool = False) -> None:
-    """Prints a message, unless the verbosity is 0.
+    """Prints a message unless the verbosity is 0.
 
     Args:
-        message: text to print.
-        rank0: print it only in the process of rank 0.
+        message (str): Text to print.
+        rank0 (bool, default False): Print on rank 0 only.
     """
     if _amp_state.verbosity <= 0:
         return
@@ -85,7 +85,7 @@ def maybe_print(message: str, rank0: bool = False) -> None:
 
 
 def warn_or_err(message: str) -> None:
-    """Raises RuntimeError; with `_amp_state.hard_override`, only prints the message."""
+    """Raises RuntimeError, or with `_amp_state.hard_override` only prints the message."""
     if not _amp_state.hard_override:
         raise RuntimeError(
             f"{message} To use this combination anyway, set amp._amp_state.hard_override = True."
@@ -96,12 +96,15 @@ def warn_or_err(message: str) -> None:
 def master_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Yields the parameters that the optimizer updates.
 
-    With master weights (O2), these are fp32 masters in place of 16-bit parameters, from the first
-    `scale_loss` on; otherwise the parameters of the model. After `scale_loss`, their gradients are
-    unscaled, and the step uses them: clip these.
+    With master weights (O2), fp32 masters replace 16-bit parameters from the first `scale_loss`
+    on. Otherwise the parameters are the model's. After `scale_loss`, `.grad` of the yielded
+    parameters holds the unscaled gradients that the step uses, so clip these gradients.
 
     Args:
-        optimizer: optimizer that `amp.initialize` has returned, or any other.
+        optimizer (Optimizer): Optimizer that `amp.initialize` returned, or any other optimizer.
+
+    Raises:
+        TypeError: if `optimizer` is not an optimizer.
 
     Example:
         >>> import torch
@@ -112,8 +115,8 @@ def master_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(
-            f"amp.master_params: expected an optimizer, got {type(optimizer).__name__}. Masters "
-            "are in the optimizer."
+            f"amp.master_params: expected an optimizer, got {type(optimizer).__name__}. Pass the "
+            "optimizer that amp.initialize returned."
         )
     for group in optimizer.param_groups:
         yield from group["params"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`apex.fp16_utils`: fp16 by hand, for programs written before `apex.amp`."""
+"""`apex.fp16_utils`: explicit fp16 training, for programs older than `apex.amp`."""
 
 from torch.nn.utils import clip_grad_norm_ as clip_grad_norm
 

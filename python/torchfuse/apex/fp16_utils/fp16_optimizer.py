@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""An optimizer with fp32 masters and a loss scale, from before `apex.amp`."""
+"""Wraps an optimizer with fp32 masters and a loss scale, for programs older than `apex.amp`."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_th
 
 
 class FP16_Optimizer:
-    """Wraps an optimizer of 16-bit and fp32 parameters: fp32 masters and a loss scale.
+    """Adds fp32 masters and a loss scale to an optimizer with 16-bit and fp32 parameters.
 
-    The masters replace the 16-bit parameters in the parameter groups of the optimizer. If it keeps
-    averages, `optimizer.optimizer.ema_weights()` puts them into the model; before, masters follow
-    what the program has written to the model.
+    The masters replace the 16-bit parameters in the optimizer's parameter groups. If the optimizer
+    keeps averages, `optimizer.optimizer.ema_weights()` swaps the averages into the model, after
+    updating masters whose model parameters the program modified.
 
     Args:
-        init_optimizer: optimizer to wrap.
-        static_loss_scale: constant loss scale.
-        dynamic_loss_scale: use a `DynamicLossScaler` instead.
-        dynamic_loss_args: its arguments by name; ignored with a constant scale.
-        verbose: print when a step is skipped.
+        init_optimizer (Optimizer): Optimizer to wrap.
+        static_loss_scale (float, default 1): Constant loss scale.
+        dynamic_loss_scale (bool, default False): Use a `DynamicLossScaler` instead.
+        dynamic_loss_args (Mapping | None, default None): Keyword arguments of the
+            `DynamicLossScaler`. Ignored with a constant scale.
+        verbose (bool, default True): Print a line when a step is skipped.
 
     Attributes:
-        optimizer: the wrapped optimizer.
-        overflow: whether the last backward pass had a gradient that is not finite.
-        loss_scaler: the `LossScaler` or `DynamicLossScaler`.
+        optimizer (Optimizer): The wrapped optimizer.
+        overflow (bool): Whether the last backward pass produced a gradient that is not finite.
+        loss_scaler (LossScaler): The `LossScaler` or `DynamicLossScaler`.
 
     Raises:
         TypeError: if `init_optimizer` is not an optimizer.
         ValueError: for a loss scale that is not a positive, finite number, and for an optimizer
-            whose gradients are split over processes.
+            whose gradients are sharded over processes.
 
     Example:
         >>> import torch
@@ -61,9 +62,9 @@ class FP16_Optimizer:
         torch.float32
     """
 
-    state: Any = attribute_of("optimizer", "state", "State of the wrapped optimizer.")
+    state: Any = attribute_of("optimizer", "state", "The wrapped optimizer's state.")
     param_groups: Any = attribute_of(
-        "optimizer", "param_groups", "Parameter groups of the wrapped optimizer, with masters."
+        "optimizer", "param_groups", "The wrapped optimizer's parameter groups, with masters."
     )
 
     def __init__(
@@ -82,7 +83,7 @@ class FP16_Optimizer:
         refuse_norm_groups("FP16_Optimizer", init_optimizer)
         self.optimizer = init_optimizer
         self.verbose = verbose
-        self._has_grads = False  # a backward pass has reached the masters since the last step
+        self._has_grads = False  # whether update_master_grads() ran since the last step
         self.overflow = False
         self.first_closure_call_this_step = True
         self.dynamic_loss_scale = dynamic_loss_scale
@@ -96,10 +97,10 @@ class FP16_Optimizer:
         self.fp32_from_fp32_groups: list[list[Tensor]] = []
         for group in init_optimizer.param_groups:
             self._make_masters(group)
-        # State that already exists becomes that of fp32 parameters.
+        # Casts existing state to fp32, because the parameters are now fp32.
         init_optimizer.load_state_dict(init_optimizer.state_dict())
-        self._versions = self._model_versions()  # of the model when it last was the masters rounded
-        self._addresses: list[int] = []  # of the model when they were compared last
+        self._versions = self._model_versions()  # of the model when the masters were last in sync
+        self._addresses: list[int] = []  # of the model at the last refuse_tied()
         self._reach_the_model()
 
     def _reach_the_model(self) -> None:
@@ -112,9 +113,9 @@ class FP16_Optimizer:
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """For copy.deepcopy and pickle: the copy's optimizer reaches the copy's model."""
+        """Connects a copy's optimizer to the copy's model, after copy.deepcopy and pickle."""
         vars(self).update(state)
-        # The versions of a copy's tensors begin anew: no version is known.
+        # Version counters of copied tensors restart, so treat every model parameter as modified.
         self._versions = [-1] * len(self._models())
         self._reach_the_model()
 
@@ -143,7 +144,7 @@ class FP16_Optimizer:
 
     @property
     def loss_scale(self) -> float:
-        """The current loss scale; assigning it changes a constant scale."""
+        """The current loss scale. Assigning a value sets the scale."""
         return self.loss_scaler.loss_scale
 
     @loss_scale.setter
@@ -151,10 +152,10 @@ class FP16_Optimizer:
         self.loss_scaler.cur_scale = value
 
     def zero_grad(self, set_grads_to_None: bool = False) -> None:
-        """Resets the gradients of the model and of the masters.
+        """Resets the model's and the masters' gradients.
 
         Args:
-            set_grads_to_None: set the gradients of the model to None instead of zeros.
+            set_grads_to_None (bool, default False): Set the model's gradients to None instead of 0.
         """
         for master in self._masters():
             master.grad = None
@@ -168,20 +169,20 @@ class FP16_Optimizer:
     def backward(
         self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False
     ) -> None:
-        """Runs the backward pass of the scaled loss, and unscales the masters' gradients.
+        """Runs the scaled loss's backward pass, and unscales the masters' gradients.
 
         Args:
-            loss: loss; it is computed in fp32.
-            update_master_grads: False to accumulate several losses: call `update_master_grads()`
-                after the last one.
-            retain_graph: as for `Tensor.backward`.
+            loss (Tensor): Loss, cast to fp32 before scaling.
+            update_master_grads (bool, default True): Pass False to accumulate several losses, and
+                call `update_master_grads()` after the last backward pass.
+            retain_graph (bool, default False): As for `Tensor.backward`.
         """
         self.loss_scaler.backward(loss.float(), retain_graph=retain_graph)
         if update_master_grads:
             self.update_master_grads()
 
     def update_master_grads(self) -> None:
-        """Copies the model's gradients to the masters and unscales them, unless they overflow."""
+        """Copies the model's gradients to the masters and unscales, unless a gradient overflows."""
         self._has_grads = True
         models = self._models()
         others = [param for group in self.fp32_from_fp32_groups for param in group]
@@ -193,11 +194,11 @@ class FP16_Optimizer:
         unscale_([*masters, *others], self.loss_scale)
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Tensor | float:
-        """Clips the unscaled gradients, and returns their norm; -1 after an overflow."""
+        """Clips the unscaled gradients and returns the initial norm; -1 after an overflow."""
         return -1 if self.overflow else clip_grad_norm_(self._params(), max_norm, norm_type)
 
     def inspect_master_grad_data(self) -> list[list[Tensor | None]] | None:
-        """Returns the masters' gradients by group; None after an overflow, with a line printed."""
+        """Returns gradients by group; after an overflow, prints a line and returns None."""
         if self.overflow:
             print("FP16_Optimizer: no gradients to inspect, because they overflowed.")
             return None
@@ -207,17 +208,22 @@ class FP16_Optimizer:
         ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Adjusts the loss scale, and updates masters and model unless there was an overflow.
+        """Adjusts the loss scale and, unless a gradient overflowed, updates masters and model.
 
         Args:
-            closure: computes the loss and calls `optimizer.backward(loss)` of this object. It is
-                called again, with a lower scale, as long as the gradients overflow.
+            closure (Callable | None, default None): Computes the loss and calls `backward(loss)` on
+                this wrapper. While the gradients overflow, the closure is called again with a lower
+                scale.
+
+        Raises:
+            RuntimeError: if the masters have not received the model's gradients, or two model
+                parameters overlap in memory.
         """
-        refuse_swapped_step(self.optimizer)  # before the loss scale moves
+        refuse_swapped_step(self.optimizer)  # before the loss scale changes
         self._addresses = refuse_tied(type(self).__name__, self._models(), self._addresses)
         if closure is None:
             self._check_grads()
-            result = None if self.overflow else self.optimizer.step()  # may refuse
+            result = None if self.overflow else self.optimizer.step()  # may raise
         self._has_grads = False
         scale = self.loss_scaler.loss_scale
         self.loss_scaler.update_scale(self.overflow)
@@ -235,16 +241,16 @@ class FP16_Optimizer:
         return result
 
     def _check_grads(self) -> None:
-        """Refuses gradients that have not reached the masters."""
+        """Raises if the model has gradients that were not copied to the masters."""
         copied = self._has_grads or any(master.grad is not None for master in self._masters())
         grads = (model.grad for model in self._models())
         if copied or not any(grad is not None and grad.any() for grad in grads):
             return
         raise RuntimeError(
-            "FP16_Optimizer.step: expected gradients of optimizer.backward(loss) since the last "
-            "step, got older ones or some of the model alone, which the masters do not have. Call "
-            "optimizer.backward(loss) in the place of loss.backward(); after "
-            "update_master_grads=False, call update_master_grads()."
+            "FP16_Optimizer.step: expected gradients from optimizer.backward(loss) since the last "
+            "step, got gradients that are older or were not copied to the masters. Call "
+            "optimizer.backward(loss) instead of loss.backward(). After update_master_grads=False, "
+            "call update_master_grads()."
         )
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:
@@ -277,7 +283,7 @@ class FP16_Optimizer:
         return [param._version for param in self._models()]
 
     def _follow_model(self) -> None:
-        """Brings what was written to the model since then to the masters."""
+        """Remakes the masters of model parameters that were modified since the last sync."""
         versions = zip(self._models(), self._versions, strict=True)
         self._remake_masters([model for model, version in versions if model._version != version])
 
@@ -288,9 +294,9 @@ class FP16_Optimizer:
                 _C.remake_master(local_part(model.detach()), local_part(master.detach()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict, of tensors and numbers: `torch.load` needs no pickled classes.
+        """Returns a state dict of tensors and numbers, loadable with `weights_only=True`.
 
-        The masters follow what was written to the model before.
+        First updates masters whose model parameters the program modified.
         """
         self._follow_model()
         return {
@@ -306,11 +312,16 @@ class FP16_Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a state dict of this class, or of apex with its pickled loss scaler.
+        """Loads a state dict from this class, or from apex with a pickled loss scaler.
+
+        If the keys or shapes do not match, nothing changes.
+
+        Args:
+            state_dict (Mapping): State dict to load.
 
         Raises:
-            KeyError: if a key is missing; nothing is changed.
-            ValueError: for masters of other shapes; nothing is changed.
+            KeyError: if a key is missing.
+            ValueError: if the masters' shapes differ.
         """
         for key in (*_KEYS, "optimizer_state_dict", "fp32_from_fp16"):
             if key not in state_dict:
@@ -336,5 +347,5 @@ class FP16_Optimizer:
         self.first_closure_call_this_step = state_dict["first_closure_call_this_step"]
         for master, value in zip(self._masters(), chain.from_iterable(saved), strict=True):
             master.copy_(value)
-        # What is written to the model from now on, as by loading it, is newer than the masters.
+        # If the program modifies the model later, for example by loading it, the masters follow.
         self._versions = self._model_versions()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loss scales of `FP16_Optimizer`, constant and dynamic."""
+"""Constant and dynamic loss scales for `FP16_Optimizer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchfuse import _C
 
 
 def to_python_float(value: Any) -> float:
-    """Returns a number, or the one element of a tensor or sequence, as a float."""
+    """Returns a number, a one-element tensor or a sequence's first element as a float."""
     if hasattr(value, "item"):
         return float(value.item())
     return float(value[0]) if hasattr(value, "__getitem__") else float(value)
@@ -25,62 +25,68 @@ class LossScaler:
     """A constant loss scale.
 
     Args:
-        scale: the scale.
+        scale (float, default 1): The scale.
 
     Attributes:
-        cur_scale: the scale.
+        cur_scale (float): The scale.
+
+    Raises:
+        ValueError: if the scale is not a positive, finite number.
     """
 
     def __init__(self, scale: float = 1) -> None:
         number = isinstance(scale, Real) and not isinstance(scale, bool)
         if not (number and math.isfinite(scale) and scale > 0):
             raise ValueError(
-                f"{type(self).__name__}: expected the scale to be positive and finite, got "
+                f"{type(self).__name__}: expected scale to be a positive, finite number, got "
                 f"{scale!r}."
             )
         self.cur_scale = scale
 
     @property
     def loss_scale(self) -> float:
-        """The scale."""
+        """The current scale."""
         return self.cur_scale
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """Returns False: a constant scale ignores overflow."""
+        """Returns False, because a constant scale ignores overflow."""
         return False
 
     def update_scale(self, overflow: bool) -> None:
-        """Does nothing: the scale is constant."""
+        """Does nothing, because the scale is constant."""
 
     def scale_gradient(self, module: Any, grad_in: Any, grad_out: Any) -> tuple[Tensor, ...]:
-        """Returns the gradients `grad_in` times the scale, as a backward hook of a module."""
+        """Module backward hook that returns the gradients `grad_in` times the scale."""
         return tuple(self.loss_scale * grad for grad in grad_in)
 
     def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """Runs the backward pass of the loss times the scale."""
+        """Runs the backward pass for the loss times the scale."""
         (loss * self.loss_scale).backward(retain_graph=retain_graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the attributes, which are numbers."""
+        """Returns the attributes; all are numbers."""
         return dict(vars(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Sets the attributes."""
+        """Sets the attributes from a state dict."""
         vars(self).update(state_dict)
 
 
 class DynamicLossScaler(LossScaler):
-    """A loss scale that is divided after an overflow, and multiplied after a window without one.
+    """A loss scale that shrinks after an overflow and grows after a window without overflow.
 
     Args:
-        init_scale: initial scale.
-        scale_factor: divisor after an overflow, and factor of growth.
-        scale_window: number of iterations without overflow before the scale grows.
+        init_scale (float, default 2**32): Initial scale.
+        scale_factor (float, default 2): Divisor after an overflow, and growth factor.
+        scale_window (int, default 1000): Iterations without overflow before the scale grows.
 
     Attributes:
-        cur_scale: the scale, at least 1.
-        cur_iter: number of updates.
-        last_overflow_iter: number of the update with the last overflow; -1 without one.
+        cur_scale (float): The scale. An overflow reduces the scale to no less than 1.
+        cur_iter (int): Number of updates.
+        last_overflow_iter (int): Index of the last update with an overflow; -1 if none.
+
+    Raises:
+        ValueError: if `init_scale` is not a positive, finite number.
 
     Example:
         >>> from torchfuse.apex.fp16_utils import DynamicLossScaler
@@ -100,7 +106,7 @@ class DynamicLossScaler(LossScaler):
         self.scale_window = scale_window
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """Whether a gradient has an element that is not finite; the host waits once per device."""
+        """Returns whether a gradient is not finite; synchronizes once with each device."""
         with_grad = [param for param in params if param.grad is not None]
         flags = _C.GradScalerCore().check(0, with_grad) if with_grad else []
         return any(bool(flag.item()) for flag in flags)
@@ -116,7 +122,7 @@ class DynamicLossScaler(LossScaler):
 
 
 def unscale_(params: Iterable[Tensor], scale: float) -> None:
-    """Divides the gradients by the scale, in place."""
+    """Divides the parameters' gradients by the scale, in place."""
     with_grad = [param for param in params if param.grad is not None]
     if with_grad and scale != 1.0:
         device = with_grad[0].device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lists of model parameters and their fp32 masters."""
+"""Creates fp32 masters of model parameters, and copies gradients and values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from torchfuse.parallel.flat import flatten, unflatten
 def prep_param_lists(
     model: nn.Module, flat_master: bool = False
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns a model's trainable parameters, and fp32 masters of them.
+    """Returns a model's trainable parameters and their fp32 masters.
 
     Args:
-        model: model with parameters of any dtype.
-        flat_master: make one flat master of all parameters, which must have one dtype.
+        model (Module): Model with parameters in any dtype.
+        flat_master (bool, default False): Concatenate all masters to one 1-dim tensor. All
+            parameters must then have the same dtype.
 
     Returns:
-        The parameters, and as many masters, or one flat master with a gradient of zeros.
+        The parameters, and a list of as many masters. With `flat_master`, the list contains one
+        master, whose gradient is zeros.
 
     Raises:
         ValueError: for parameters of several dtypes with `flat_master`.
@@ -51,12 +53,16 @@ def prep_param_lists(
 def model_grads_to_master_grads(
     model_params: Sequence[Tensor], master_params: Sequence[Tensor], flat_master: bool = False
 ) -> None:
-    """Copies the gradients of model parameters to their masters, in fp32.
+    """Copies the model parameters' gradients to the masters, in fp32.
 
     Args:
-        model_params: parameters, as `prep_param_lists` has returned them.
-        master_params: their masters.
-        flat_master: whether there is one flat master; then every parameter must have a gradient.
+        model_params (Sequence[Tensor]): Parameters that `prep_param_lists` returned.
+        master_params (Sequence[Tensor]): Masters that `prep_param_lists` returned.
+        flat_master (bool, default False): Whether `master_params` contains one flat master. Every
+            parameter must then have a gradient.
+
+    Raises:
+        ValueError: for a parameter without a gradient with `flat_master`.
     """
     if flat_master:
         grads = flatten([_grad_of(index, param) for index, param in enumerate(model_params)])
@@ -77,8 +83,8 @@ def model_grads_to_master_grads(
 def _grad_of(index: int, param: Tensor) -> Tensor:
     if param.grad is None:
         raise ValueError(
-            f"model_grads_to_master_grads: expected model_params[{index}] to have a gradient, "
-            "as a flat master needs, got None."
+            f"model_grads_to_master_grads: expected model_params[{index}] to have a gradient, got "
+            "None. With flat_master=True, every parameter needs a gradient."
         )
     return param.grad
 
@@ -87,12 +93,12 @@ def _grad_of(index: int, param: Tensor) -> Tensor:
 def master_params_to_model_params(
     model_params: Sequence[Tensor], master_params: Sequence[Tensor], flat_master: bool = False
 ) -> None:
-    """Rounds masters to their model parameters.
+    """Copies masters to the model parameters, rounded to the parameters' dtypes.
 
     Args:
-        model_params: parameters, as `prep_param_lists` has returned them.
-        master_params: their masters.
-        flat_master: whether there is one flat master.
+        model_params (Sequence[Tensor]): Parameters that `prep_param_lists` returned.
+        master_params (Sequence[Tensor]): Masters that `prep_param_lists` returned.
+        flat_master (bool, default False): Whether `master_params` contains one flat master.
     """
     sources = unflatten(master_params[0], list(model_params)) if flat_master else master_params
     for param, master in zip(model_params, sources, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Networks in fp16."""
+"""Converts networks to fp16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchfuse.apex.amp.models import convert_module, convert_network
 
 
 class tofp16(nn.Module):
-    """A module that casts its input to fp16.
+    """A module that casts the input to fp16.
 
     Example:
         >>> import torch
@@ -29,13 +29,13 @@ class tofp16(nn.Module):
 
 
 def BN_convert_float(module: nn.Module) -> nn.Module:
-    """Casts batch normalization with parameters to fp32, in a module and its submodules.
+    """Casts affine batch normalization to fp32, in a module and all submodules, in place.
 
     Args:
-        module: module to change.
+        module (Module): Module to change.
 
     Returns:
-        The module.
+        `module`.
     """
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) and layer.affine:
@@ -44,10 +44,10 @@ def BN_convert_float(module: nn.Module) -> nn.Module:
 
 
 def network_to_half(network: nn.Module) -> nn.Module:
-    """Casts a network to fp16, except batch normalization with parameters, and its input.
+    """Casts a network to fp16 in place, except affine batch normalization, and casts the input.
 
     Args:
-        network: network, which is changed.
+        network (Module): Network to change.
 
     Returns:
         `torch.nn.Sequential(tofp16(), network)`.
@@ -56,13 +56,13 @@ def network_to_half(network: nn.Module) -> nn.Module:
 
 
 class FP16Model(nn.Module):
-    """A network in fp16, except batch normalization with parameters, with inputs cast to fp16.
+    """Runs a network in fp16, except affine batch normalization, and casts inputs to fp16.
 
     Args:
-        network: network, which is changed.
+        network (Module): Network, which is cast in place.
 
     Attributes:
-        network: the network.
+        network (Module): The network.
 
     Example:
         >>> import torch
@@ -76,5 +76,5 @@ class FP16Model(nn.Module):
         self.network = convert_network(network, torch.float16)
 
     def forward(self, *inputs: Any) -> Any:
-        """Calls the network with floating-point inputs in fp16."""
+        """Calls the network with floating-point inputs cast to fp16."""
         return self.network(*converted(inputs, to_dtype(torch.float16)))

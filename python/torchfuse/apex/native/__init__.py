@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's native modules, with its positional arguments, over the operators of torchfuse and torch.
+"""apex's native modules with the same positional arguments, built on torchfuse's and torch's ops.
 
-The chunk size, their first argument, has no effect: kernels choose their own.
+`chunk_size`, the first argument of amp_C's functions, has no effect.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of the flag and the lists of tensors; every message names the function, list and index."""
+"""Checks flags and tensor lists; every message names the function, list and index."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def checked_lists(
     *,
     optional: str | None = None,
 ) -> list[list[Tensor]]:
-    """Checks everything that the functions of amp_C have in common; nothing has been written yet.
+    """Checks the flag and lists for any amp_C function, before anything is written.
 
-    A list that is `optional` may follow those of the names. Returns the lists: entries of one index
-    that have different shapes are 1-dim views in all lists.
+    A list named `optional` may follow the lists in `names`. Returns the lists. If entries at the
+    same index differ in shape, all lists contain 1-dim views there.
     """
     if optional is not None and len(tensor_lists) == len(names) + 1:
         names = (*names, optional)
@@ -38,10 +38,10 @@ def checked_lists(
             f"{also}, got {len(tensor_lists)}."
         )
     for name, tensors in zip(names, tensor_lists, strict=True):
-        if isinstance(tensors, Tensor):  # it has rows to go through
+        if isinstance(tensors, Tensor):  # a Tensor would pass as a sequence of rows
             raise TypeError(
                 f"{function}: expected {name} to be a list or tuple of tensors, got "
-                f"{type(tensors).__name__}. tensor_lists is a list of lists."
+                f"{type(tensors).__name__}. Pass a list of lists as tensor_lists."
             )
     lists = [list(tensors) for tensors in tensor_lists]
     if not lists_match(lists):
@@ -70,14 +70,14 @@ def _checked_one_by_one(
 
 
 def check_dtype(where: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Checks for a tensor of a dtype; `where` begins the message."""
+    """Raises unless `tensor` is a tensor of `dtype`; `where` begins the message."""
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{where} a tensor of {dtype}, got {got}.")
 
 
 def check_flag(function: str, noop_flag: Tensor, device: torch.device | None) -> None:
-    """Checks for a 1-element int32 tensor of any shape, on `device` unless that is None."""
+    """Raises unless the flag is a 1-element int32 tensor, on `device` if not None."""
     where = f"{function}: expected noop_flag to be"
     check_dtype(where, noop_flag, torch.int32)
     if noop_flag.numel() != 1:
@@ -90,7 +90,7 @@ def check_flag(function: str, noop_flag: Tensor, device: torch.device | None) ->
 
 
 def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Checks for a 1-dim fp32 tensor with one element for each of `tensors`, on their device."""
+    """Raises unless `vector` is 1-dim fp32 on the tensors' device, with an element per tensor."""
     where = f"{function}: expected {name} to be"
     check_dtype(where, vector, torch.float32)
     if vector.shape != (len(tensors),):
@@ -100,7 +100,7 @@ def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Ten
 
 
 def check_wide_states(function: str, params: Sequence[Tensor], **states: Sequence[Tensor]) -> None:
-    """Checks of lists of one dtype each that those of states are fp64 exactly if `params` is."""
+    """Raises unless states are fp64 exactly if `params` are; each list has a single dtype."""
     if not params:
         return
     dtype = params[0].dtype
@@ -113,7 +113,7 @@ def check_wide_states(function: str, params: Sequence[Tensor], **states: Sequenc
 
 
 def check_masters(function: str, name: str, masters: list[Tensor]) -> None:
-    """Checks that masters are fp32; `name` is that of their list."""
+    """Raises unless all masters are fp32; `name` is the list's name."""
     for index, master in enumerate(masters):
         if master.dtype != torch.float32:
             raise ValueError(
@@ -156,7 +156,7 @@ def _check_like(where: str, name: str, tensor: Tensor, first: Tensor) -> None:
 def _check_beside(
     where: str, name: str, index: int, tensor: Tensor, others: Sequence[Tensor]
 ) -> None:
-    """Compares `tensor` with the tensor of the same index in the first list."""
+    """Raises unless `tensor` matches the tensor at the same index in the first list."""
     other = others[index]
     if tensor.device != other.device:
         raise ValueError(
@@ -164,14 +164,14 @@ def _check_beside(
         )
     if tensor.numel() != other.numel():
         raise ValueError(
-            f"{where} have {other.numel()} elements as {name}[{index}], got {tensor.numel()}."
+            f"{where} have {other.numel()} elements like {name}[{index}], got {tensor.numel()}."
         )
     if not (tensor.is_contiguous() and other.is_contiguous()) and (
         tensor.shape != other.shape or tensor.stride() != other.stride()
     ):
         raise ValueError(
-            f"{where} be stored as {name}[{index}], with strides {other.stride()}, got "
-            f"{tensor.stride()}. Pass both with .contiguous()."
+            f"{where} have the strides of {name}[{index}], {other.stride()}, got "
+            f"{tensor.stride()}. Call .contiguous() on both."
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The numbers and the flag among the arguments; a number is a float or a 1-element tensor."""
+"""Converts scalar arguments (a float or 1-element tensor) and flags for torchfuse's ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scalar = float | Tensor
 
 
 def on_device(function: str, name: str, value: Scalar, device: torch.device) -> Tensor:
-    """Returns a 0-dim fp32 tensor on `device`; the host reads only a tensor of another device."""
+    """Returns a 0-dim fp32 tensor on `device`; reads a value to the host only across devices."""
     check_number(function, name, value)
     if isinstance(value, Tensor) and value.device == device:
         return value.detach().reshape(()).to(torch.float32)
@@ -23,7 +23,7 @@ def on_device(function: str, name: str, value: Scalar, device: torch.device) -> 
 
 
 def check_number(function: str, name: str, value: object) -> None:
-    """Checks for what is a number or a tensor of one element."""
+    """Raises unless `value` is a number or a 1-element tensor."""
     where = f"{function}: expected {name} to be a number or a tensor of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
@@ -33,7 +33,7 @@ def check_number(function: str, name: str, value: object) -> None:
 
 
 def learning_rate(function: str, lr: Scalar, device: torch.device) -> dict[str, Any]:
-    """Returns the arguments of an optimizer's op for `lr`, without a host read on `device`."""
+    """Returns an optimizer op's arguments for `lr`, without reading a tensor on `device`."""
     check_number(function, "lr", lr)
     if isinstance(lr, Tensor) and lr.device == device and device.type != "cpu":
         wide = lr.dtype == torch.float64
@@ -45,7 +45,7 @@ def learning_rate(function: str, lr: Scalar, device: torch.device) -> dict[str, 
 
 
 class _HostCounts(threading.local):
-    """Step counts on the host that one thread's calls use again."""
+    """Host tensors for step counts that calls on the same thread reuse."""
 
     base: Tensor | None = None
     views: Sequence[Tensor] = ()
@@ -63,11 +63,11 @@ _host_counts = _HostCounts()
 
 
 def counts_before(function: str, step: Scalar, params: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns a step count for each parameter, below `step` by 1; the ops count this step."""
+    """Returns the step count before `step` for each parameter; the ops add 1."""
     check_number(function, "step", step)
     first = params[0]
-    # A step on the host has ended when its call returns. To make as many tensors takes longer than
-    # the step of small ones.
+    # A CPU step has finished when the call returns, so tensors can be reused. Creating a tensor per
+    # parameter would take longer than a step of small parameters.
     if first.is_cpu and type(first) in (Tensor, Parameter) and not in_any_mode():
         return _host_counts.filled(len(params), float(step) - 1.0)
     before = on_device(function, "step", step, first.device) - 1.0
@@ -75,9 +75,9 @@ def counts_before(function: str, step: Scalar, params: Sequence[Tensor]) -> Sequ
 
 
 def in_any_mode() -> bool:
-    """Whether new tensors may be of a kind that lacks a value or cannot be used again outside.
+    """Returns whether new tensors may lack values or be unusable outside the current mode.
 
-    They are so in inference mode, in a mode such as that of fake tensors, and in torch.func.
+    True in inference mode, under a dispatch mode such as FakeTensorMode, and in torch.func.
     """
     return (
         torch.is_inference_mode_enabled()
@@ -87,25 +87,25 @@ def in_any_mode() -> bool:
 
 
 def as_flag(noop_flag: Tensor) -> Tensor | None:
-    """Returns the flag as the ops read it: a 0-dim fp32 tensor; None for a 0 on the host."""
+    """Returns the flag as a 0-dim fp32 tensor for the ops, or None if a CPU flag is 0."""
     if noop_flag.is_cpu and not in_any_mode() and not noop_flag.item():
         return None
     return noop_flag.reshape(()).to(torch.float32)
 
 
 def copy_unless(noop_flag: Tensor, params: list[Tensor], masters: list[Tensor]) -> None:
-    """Rounds the masters to their parameters, unless the flag is set.
+    """Copies masters, rounded, to the parameters unless the flag is set.
 
-    The ops' own masters are not used: those follow writes to their parameters, but apex's functions
-    do not read these parameters.
+    The ops' built-in masters would not do: they follow modified parameters, but apex's functions
+    never read the parameters.
     """
-    # composed of torch's ops: no kernel of its own yet
+    # Uses torch's ops; there is no fused kernel yet.
     skip = noop_flag.reshape(()).ne(0)
     for param, master in zip(params, masters, strict=True):
         param.copy_(torch.where(skip, param, master.to(param.dtype)))
 
 
 def clip_divisor(function: str, norms: Mapping[str, Scalar], device: torch.device) -> Tensor:
-    """Returns norm / limit where the norm is larger, else 1. `norms` are both, by their names."""
+    """Returns max(1, norm / limit); `norms` maps the two argument names to norm and limit."""
     norm, limit = (on_device(function, name, value, device) for name, value in norms.items())
     return torch.where(norm > limit, norm / limit, 1.0)

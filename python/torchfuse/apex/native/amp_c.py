@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's native module amp_C."""
+"""apex's native module amp_C: multi-tensor functions and optimizer steps."""
 
 from torchfuse.apex.native.amp_c_adam import (
     multi_tensor_adam,

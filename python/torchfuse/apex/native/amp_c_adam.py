@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Adam steps of apex's amp_C.
+"""Adam steps of apex's amp_C.
 
-Moments may be fp32, fp16 or bf16, and are fp64 for fp64 parameters.
+Moments may be fp32, fp16 or bf16. For fp64 parameters, moments must be fp64.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ def multi_tensor_adam(
     """Performs one Adam step on lists of tensors in place.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, ignored as in apex: gradients that are not finite propagate.
-        tensor_lists: gradients, parameters, first moments, second moments.
-        lr: learning rate.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        eps: added to the denominator.
-        step: number of this step, starting at 1.
-        mode: 1 for decoupled weight decay, 0 for L2 regularization.
-        bias_correction: if not 0, correct both moments for their initialization at zero.
-        weight_decay: weight decay coefficient.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Ignored as in apex: non-finite gradients propagate.
+        tensor_lists (Sequence): Gradients, parameters, first moments, second moments.
+        lr (float | Tensor): Learning rate.
+        beta1 (float): Decay rate of the first moment.
+        beta2 (float): Decay rate of the second moment.
+        eps (float): Term added to the denominator.
+        step (int): Step number, starting at 1.
+        mode (int): 1 for decoupled weight decay, 0 for L2 regularization.
+        bias_correction (int): If not 0, correct both moments for the initialization with zeros.
+        weight_decay (float): Weight decay coefficient.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        TypeError: if an entry is not a tensor or the flag is not int32.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -94,11 +94,11 @@ def multi_tensor_adam_capturable(
     weight_decay: float,
     inv_scale: Scalar,
 ) -> None:
-    """Performs one Adam step on lists of tensors in place, without a host read.
+    """Performs one Adam step on lists of tensors in place, without synchronization.
 
-    Arguments and errors are those of `multi_tensor_adam`, but nothing changes if `noop_flag` is not
-    0, and `lr` and `step` are 1-element tensors. So is `inv_scale`, the reciprocal of the loss
-    scale. As in apex, the gradients are multiplied by it in place.
+    Arguments and errors are as for `multi_tensor_adam`, except that `lr` and `step` are 1-element
+    tensors and nothing changes if `noop_flag` is not 0. `inv_scale` is a 1-element tensor with the
+    reciprocal of the loss scale. As in apex, gradients are multiplied by `inv_scale` in place.
 
     Example:
         >>> import torch
@@ -134,10 +134,10 @@ def multi_tensor_adam_capturable_master(
     weight_decay: float,
     inv_scale: Scalar,
 ) -> None:
-    """Performs one Adam step on fp32 masters and rounds them to the parameters, in place.
+    """Performs one Adam step on fp32 masters and copies the rounded masters to the parameters.
 
-    Arguments and errors are those of `multi_tensor_adam_capturable`, and the lists end with those
-    masters.
+    Arguments and errors are as for `multi_tensor_adam_capturable`, except that `tensor_lists` has a
+    fifth list, the masters.
 
     Example:
         >>> import torch
@@ -164,7 +164,7 @@ def multi_tensor_adam_capturable_master(
 def _adam(
     function: str, lists: list[list[Tensor]], numbers: tuple[Any, ...], **scaling: Any
 ) -> None:
-    """Takes a step; `numbers` are apex's arguments behind the lists, in its order."""
+    """Performs a step; `numbers` are apex's arguments after the lists, in apex's order."""
     grads, params, exp_avgs, exp_avg_sqs = lists
     check_wide_states(function, params, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
     if not params:
@@ -190,11 +190,11 @@ def _scaled_adam(
     numbers: tuple[Any, ...],
     inv_scale: Scalar,
 ) -> None:
-    """Takes a step unless the flag is set, and unscales the gradients afterwards."""
+    """Performs a step unless the flag is set, then unscales the gradients."""
     factor = on_device(function, "inv_scale", inv_scale, noop_flag.device)
     scale = factor.reciprocal()
     _adam(function, lists, numbers, grad_scale=scale, found_inf=as_flag(noop_flag))
-    # Afterwards, so that the step has the product in fp32 and not as rounded to the gradient.
+    # Unscale after the step, so that the step uses fp32 products rather than rounded gradients.
     unused = torch.zeros_like(factor)
     skipped = noop_flag.reshape(()).ne(0)
     multi_tensor_unscale_(lists[0], unused, factor.masked_fill(skipped, 1.0))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The LAMB step of apex's amp_C, and its two halves for programs that compute norms in between.
+"""apex's LAMB step in amp_C, as one function and as two stages with norms computed in between.
 
-Gradients are divided by ``max(1, global_grad_norm / max_grad_norm)`` before the step, and in the
-first half.
+The step and its first stage divide gradients by ``max(1, global_grad_norm / max_grad_norm)``.
 """
 
 from __future__ import annotations
@@ -49,27 +48,29 @@ def multi_tensor_lamb(
 ) -> None:
     """Performs one LAMB step on lists of tensors in place.
 
-    Unlike apex's function, this one does not write to the gradients.
+    Unlike apex's function, this function does not modify the gradients.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, not read; set to 1 if a new parameter is not finite.
-        tensor_lists: gradients, parameters, first moments, second moments.
-        lr: learning rate.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        eps: added to the denominator.
-        step: number of this step, starting at 1.
-        bias_correction: if not 0, correct both moments for their initialization at zero.
-        weight_decay: weight decay coefficient.
-        grad_averaging: if not 0, the gradient enters the moment with 1 - beta1, else with 1.
-        mode: 1 for decoupled weight decay, 0 for L2 regularization.
-        global_grad_norm: norm over all gradients of the model.
-        max_grad_norm: largest norm; 0 makes all gradients 0.
-        use_nvlamb: use the trust ratio without weight decay, too. None: False.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Not read; set to 1 if a new parameter is not finite.
+        tensor_lists (Sequence): Gradients, parameters, first moments, second moments.
+        lr (float | Tensor): Learning rate.
+        beta1 (float): Decay rate of the first moment.
+        beta2 (float): Decay rate of the second moment.
+        eps (float): Term added to the denominator.
+        step (int): Step number, starting at 1.
+        bias_correction (int): If not 0, correct both moments for the initialization with zeros.
+        weight_decay (float): Weight decay coefficient.
+        grad_averaging (int): If not 0, the gradient enters the moment with weight 1 - beta1,
+            otherwise with weight 1.
+        mode (int): 1 for decoupled weight decay, 0 for L2 regularization.
+        global_grad_norm (float | Tensor): Norm over all gradients in the model.
+        max_grad_norm (float | Tensor): Maximum norm. 0 sets all gradients to 0.
+        use_nvlamb (bool | None, default None): Apply the trust ratio even if `weight_decay` is 0.
+            None: False.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        TypeError: if an entry is not a tensor or the flag is not int32.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -126,27 +127,27 @@ def multi_tensor_lamb_stage1_cuda(
     global_grad_norm: Scalar,
     max_global_grad_norm: Scalar,
 ) -> None:
-    """Performs the first half of a LAMB step: moments in place, and the updates.
+    """Performs a LAMB step's first stage: changes the moments in place and writes the updates.
 
-    With g the clipped gradient and t = step + 1:
+    With the clipped gradient g and t = step + 1:
     m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 and
     update = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay p.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, ignored as in apex.
-        tensor_lists: gradients, parameters, first moments, second moments, updates; the last three
-            are written.
-        per_tensor_decay: weight decay coefficients of the T parameters, fp32 of shape ``[T]``.
-        step: number of steps before this one.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
-        eps: added to the denominator.
-        global_grad_norm: norm over all gradients of the model.
-        max_global_grad_norm: largest norm.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Ignored as in apex.
+        tensor_lists (Sequence): Gradients, parameters, first moments, second moments, updates. The
+            last three lists are written.
+        per_tensor_decay (Tensor): Weight decay per parameter, fp32 of shape ``[T]``.
+        step (int): Number of earlier steps.
+        beta1 (float): Decay rate of the first moment.
+        beta2 (float): Decay rate of the second moment.
+        eps (float): Term added to the denominator.
+        global_grad_norm (float | Tensor): Norm over all gradients in the model.
+        max_global_grad_norm (float | Tensor): Maximum norm.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or tensors of another dtype than above.
+        TypeError: if an entry is not a tensor, or a tensor's dtype differs from the list above.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -168,7 +169,7 @@ def multi_tensor_lamb_stage1_cuda(
     if not params:
         return
     beta1, beta2, count = float(beta1), float(beta2), int(step) + 1
-    # composed of torch's foreach ops: no kernel of its own yet
+    # Uses torch's foreach ops; there is no fused kernel yet.
     norms = {"global_grad_norm": global_grad_norm, "max_global_grad_norm": max_global_grad_norm}
     divisor = clip_divisor(function, norms, params[0].device)
     clipped = torch._foreach_mul(_wide(grads), divisor.reciprocal())
@@ -198,23 +199,24 @@ def multi_tensor_lamb_stage2_cuda(
     weight_decay: float,
     use_nvlamb: bool | None = None,
 ) -> None:
-    """Performs the second half of a LAMB step: param -= lr ratio update.
+    """Performs a LAMB step's second stage: param -= lr ratio update.
 
-    The ratio is that of the norms of parameter and update. It is 1 if either norm is 0 or, without
-    `use_nvlamb`, if `weight_decay` is 0.
+    The ratio is the parameter norm divided by the update norm. The ratio is 1 if either norm is 0
+    or, without `use_nvlamb`, if `weight_decay` is 0.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, ignored as in apex.
-        tensor_lists: parameters and updates.
-        per_tensor_param_norm: norms of the T parameters, fp32 of shape ``[T]``.
-        per_tensor_update_norm: norms of the updates, as the other.
-        lr: learning rate.
-        weight_decay: weight decay coefficient of the first half.
-        use_nvlamb: use the ratio without weight decay, too. None: False.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Ignored as in apex.
+        tensor_lists (Sequence): Parameters and updates.
+        per_tensor_param_norm (Tensor): Parameter norms, fp32 of shape ``[T]``.
+        per_tensor_update_norm (Tensor): Update norms, fp32 of shape ``[T]``.
+        lr (float | Tensor): Learning rate.
+        weight_decay (float): The first stage's weight decay coefficient.
+        use_nvlamb (bool | None, default None): Apply the ratio even if `weight_decay` is 0. None:
+            False.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or tensors of another dtype than above.
+        TypeError: if an entry is not a tensor, or a tensor's dtype differs from the list above.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -233,7 +235,7 @@ def multi_tensor_lamb_stage2_cuda(
     check_vector(function, "per_tensor_update_norm", per_tensor_update_norm, params)
     if not params:
         return
-    # composed of torch's foreach ops: no kernel of its own yet
+    # Uses torch's foreach ops; there is no fused kernel yet.
     rates = on_device(function, "lr", lr, params[0].device).repeat(len(params))
     if use_nvlamb or float(weight_decay) != 0.0:
         both = per_tensor_param_norm.ne(0) & per_tensor_update_norm.ne(0)
@@ -243,6 +245,6 @@ def multi_tensor_lamb_stage2_cuda(
 
 
 def _wide(tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors in fp32, or fp64; those in it already are the same tensors."""
+    """Returns the tensors in fp32 (fp64 for fp64 tensors), without copying unless needed."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return [tensor.to(dtype) for tensor in tensors]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The norms of apex's amp_C.
+"""Norms in apex's amp_C.
 
-Differences from apex: sums of squares cannot overflow in the norm over all tensors; a norm is
-defined whatever the flag was before; the flag is set by elements that are not finite, and by a norm
-that is not.
+Differences from apex: the norm over all tensors cannot overflow in an intermediate sum,
+norms are computed even if the flag is already set, and the flag is set if an element or the norm is
+not finite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchfuse.apex.native._lists import TensorLists, checked_lists
 from torchfuse.apex.native._scalars import in_any_mode, on_device
 from torchfuse.apex.native.amp_c_scale import set_flag
 
-#: Above it, squares that are rounded to 0 in fp32 do not count.
+#: For larger norms, squares that underflow in fp32 are negligible.
 _SMALLEST_SAFE_NORM = 1e-15
 
 
@@ -26,20 +26,21 @@ def multi_tensor_l2norm(
     tensor_lists: TensorLists,
     per_tensor: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the L2 norm over all tensors and, on request, of each tensor.
+    """Returns the L2 norm over all tensors and, with `per_tensor`, each tensor's norm.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, not read; set to 1 if an element or the norm is not finite.
-        tensor_lists: one list of tensors of fp32, fp16, bf16 or fp64.
-        per_tensor: whether to compute the norm of each tensor, too. None: False.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Not read; set to 1 if an element or the norm is not
+            finite.
+        tensor_lists (Sequence): One list of fp32, fp16, bf16 or fp64 tensors.
+        per_tensor (bool | None, default None): Also compute each tensor's norm. None: False.
 
     Returns:
-        The norm, fp32 of shape ``[1]``, and the norms of all T tensors, fp32 of shape ``[T]``, or
-        of shape ``[0]`` unless `per_tensor`. Without tensors the norm is 0.
+        The norm over all tensors, fp32 of shape ``[1]``; 0 for an empty list. Then the tensors'
+        norms, fp32 of shape ``[T]``, or ``[0]`` without `per_tensor`.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        TypeError: if an entry is not a tensor or the flag is not int32.
         ValueError: for tensors that do not match, naming the index.
 
     Example:
@@ -65,10 +66,10 @@ def multi_tensor_unscale_l2norm(
     inv_scale: Tensor,
     per_tensor: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the norms of all tensors times `inv_scale`; the tensors stay as they are.
+    """Returns the tensors' norms times `inv_scale`, without modifying the tensors.
 
-    The other arguments, the results and the errors are those of `multi_tensor_l2norm`. `inv_scale`
-    is a 1-element tensor.
+    `inv_scale` is a 1-element tensor. Other arguments, results and errors are as for
+    `multi_tensor_l2norm`.
 
     Example:
         >>> import torch
@@ -98,15 +99,15 @@ def _norms(
     each = _norm_of_each(tensors) if per_tensor else total.new_empty(0)
     if factor is not None:
         total, each = total * factor, each * factor
-    set_flag(noop_flag, non_finite, total)  # the norm may not be finite where all elements are
+    set_flag(noop_flag, non_finite, total)  # the norm may overflow even if all elements are finite
     return total.reshape(1), each
 
 
 def _norm_of_each(tensors: list[Tensor]) -> Tensor:
-    # composed of torch's foreach ops: no kernel of its own yet
+    # Uses torch's foreach ops; there is no fused kernel yet.
     if not tensors[0].is_cpu or in_any_mode():
         return torch.stack(torch._foreach_norm(tensors, 2.0, torch.float64)).to(torch.float32)
-    # On the host one call for each is faster than fp64, which is needed where squares vanish.
+    # On the CPU, an fp32 call per tensor is faster than fp64, which only tiny or huge norms need.
     norms = torch.stack([multi_tensor_l2_norm([tensor])[0] for tensor in tensors])
     norms = norms.to(torch.float32)
     doubtful = norms.isfinite().logical_and(norms > _SMALLEST_SAFE_NORM).logical_not().nonzero()

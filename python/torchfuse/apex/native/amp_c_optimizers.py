@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The steps of SGD, Adagrad and NovoGrad of apex's amp_C.
+"""SGD, Adagrad and NovoGrad steps of apex's amp_C.
 
-States may be fp32, fp16 or bf16, and are fp64 for fp64 parameters.
+States may be fp32, fp16 or bf16. For fp64 parameters, states must be fp64.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ def multi_tensor_sgd(
     """Performs one SGD step on lists of tensors in place.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32; if it is not 0, nothing changes.
-        tensor_lists: gradients, parameters, momentum buffers, and optionally copies of the
-            parameters in another dtype, which are written, too; the parameters are fp32 then.
-        weight_decay: weight decay coefficient.
-        momentum: if it is 0, momentum buffers stay as they are.
-        dampening: dampening of the gradient in the momentum.
-        lr: learning rate.
-        nesterov: use Nesterov momentum.
-        first_run: the gradients initialize the momentum buffers.
-        wd_after_momentum: add the weight decay after the momentum.
-        scale: factor of the gradients, such as the reciprocal of the loss scale; they stay as they
-            are.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. If not 0, nothing changes.
+        tensor_lists (Sequence): Gradients, parameters, momentum buffers, and optionally copies of
+            the parameters in another dtype, which are also written. With copies, parameters must be
+            fp32.
+        weight_decay (float): Weight decay coefficient.
+        momentum (float): Momentum factor. With 0, momentum buffers do not change.
+        dampening (float): Dampening of the gradient in the momentum.
+        lr (float | Tensor): Learning rate.
+        nesterov (bool): Use Nesterov momentum.
+        first_run (bool): Initialize the momentum buffers with the gradients.
+        wd_after_momentum (bool): Add the weight decay after the momentum.
+        scale (float | Tensor): Gradient factor, such as the reciprocal of the loss scale. The
+            gradients themselves are not modified.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        TypeError: if an entry is not a tensor or the flag is not int32.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -115,16 +116,16 @@ def multi_tensor_adagrad(
     """Performs one Adagrad step on lists of tensors in place.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, ignored as in apex: gradients that are not finite propagate.
-        tensor_lists: gradients, parameters, sums of squares.
-        lr: learning rate.
-        eps: added to the denominator.
-        mode: 1 for decoupled weight decay, 0 for L2 regularization.
-        weight_decay: weight decay coefficient.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Ignored as in apex: non-finite gradients propagate.
+        tensor_lists (Sequence): Gradients, parameters, sums of squared gradients.
+        lr (float | Tensor): Learning rate.
+        eps (float): Term added to the denominator.
+        mode (int): 1 for decoupled weight decay, 0 for L2 regularization.
+        weight_decay (float): Weight decay coefficient.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        TypeError: if an entry is not a tensor or the flag is not int32.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -177,25 +178,29 @@ def multi_tensor_novograd(
     """Performs one NovoGrad step on lists of tensors in place.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, ignored as in apex: gradients that are not finite propagate.
-        tensor_lists: gradients, parameters, moments; fp32, fp16 or bf16.
-        grad_norms: running norms of the T gradients, fp32 of shape ``[T]``, updated in place. As in
-            apex, no step initializes them: start with the norms of the first gradients, or zeros.
-        lr: learning rate.
-        beta1: decay rate of the moment.
-        beta2: decay rate of the norm.
-        eps: added to the denominator.
-        step: number of this step, starting at 1.
-        bias_correction: if not 0, correct moment and norm for their initialization at zero.
-        weight_decay: weight decay coefficient.
-        grad_averaging: if not 0, the gradient enters the moment with 1 - beta1, else with 1.
-        moment_mode: 0 to normalize and decay inside the moment, 1 outside of it.
-        norm_type: 2 for the L2 norm, 0 for the largest magnitude.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Ignored as in apex: non-finite gradients propagate.
+        tensor_lists (Sequence): Gradients, parameters, moments; fp32, fp16 or bf16.
+        grad_norms (Tensor): Running norms of the T gradients, fp32 of shape ``[T]``, updated in
+            place. As in apex, no step initializes the norms. Pass the first gradients' norms or
+            zeros to the first step.
+        lr (float | Tensor): Learning rate.
+        beta1 (float): Decay rate of the moment.
+        beta2 (float): Decay rate of the norm.
+        eps (float): Term added to the denominator.
+        step (int): Step number, starting at 1.
+        bias_correction (int): If not 0, correct moment and norm for the initialization with zeros.
+        weight_decay (float): Weight decay coefficient.
+        grad_averaging (int): If not 0, the gradient enters the moment with weight 1 - beta1,
+            otherwise with weight 1.
+        moment_mode (int): 0 normalizes gradients and adds weight decay before the moment, 1 after
+            the moment.
+        norm_type (int): 2 for the L2 norm, 0 for the maximum magnitude.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or tensors of another dtype than above.
-        ValueError: for tensors that do not match, naming list and index, and another `norm_type`.
+        TypeError: if an entry is not a tensor, or a tensor's dtype differs from the list above.
+        ValueError: for tensors that do not match, naming list and index, and for an unknown
+            `norm_type`.
 
     Example:
         >>> import torch
@@ -216,8 +221,8 @@ def multi_tensor_novograd(
     for index, param in enumerate(params):
         if param.dtype == torch.float64:
             raise ValueError(
-                f"{function}: expected params[{index}] to be fp32, fp16 or bf16, as grad_norms is "
-                f"fp32, got {param.dtype}. Use torchfuse.optimizers.FusedNovoGrad."
+                f"{function}: expected params[{index}] to be fp32, fp16 or bf16 because grad_norms "
+                f"is fp32, got {param.dtype}. Use torchfuse.optimizers.FusedNovoGrad."
             )
     check_wide_states(function, params, exp_avgs=exp_avgs)
     if norm_type not in (0, 2):
@@ -242,6 +247,6 @@ def multi_tensor_novograd(
         grad_averaging=bool(grad_averaging),
         reg_inside_moment=moment_mode == 0,
         inf_norm=norm_type == 0,
-        init_zero=True,  # the first step blends its norm like any other
+        init_zero=True,  # the first step blends norms like every step
         **learning_rate(function, lr, params[0].device),
     )

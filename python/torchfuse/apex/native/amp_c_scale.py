@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Products and sums of apex's amp_C, and the update of a loss scale."""
+"""Scaling, axpby and the loss-scale update of apex's amp_C."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torchfuse.ops import amp_update_scale_
 def multi_tensor_scale(
     chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, scale: Scalar
 ) -> None:
-    """Writes all tensors times `scale` to others.
+    """Writes inputs times `scale` to outputs.
 
     Products are computed in fp32 (fp64) and rounded once, to the output's dtype.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, not read; set to 1 if an input element is not finite.
-        tensor_lists: inputs and outputs, each of fp32, fp16, bf16 or fp64; an output may be its
-            input. Every output is written.
-        scale: factor of every element, a number or a 1-element tensor.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Not read; set to 1 if an input element is not finite.
+        tensor_lists (Sequence): Inputs and outputs, both fp32, fp16, bf16 or fp64. Every output is
+            written. An output may be the input at the same index.
+        scale (float | Tensor): Factor, a number or a 1-element tensor.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
+        TypeError: if an entry is not a tensor or the flag is not int32.
         ValueError: for tensors that do not match, naming list and index.
 
     Example:
@@ -56,22 +56,22 @@ def multi_tensor_axpby(
     b: Scalar,
     arg_to_check: int,
 ) -> None:
-    """Writes a x + b y for all pairs of tensors to others.
+    """Writes a x + b y to outputs, for each pair of tensors x and y.
 
     Sums are computed in fp32 (fp64) and rounded once, to the output's dtype.
 
     Args:
-        chunk_size: ignored.
-        noop_flag: 1-element int32, not read; set to 1 if a checked element is not finite.
-        tensor_lists: x, y and outputs, each of fp32, fp16, bf16 or fp64; an output may be its x or
-            y. Every output is written.
-        a: factor of x, a number or a 1-element tensor.
-        b: factor of y, a number or a 1-element tensor.
-        arg_to_check: 0 to check x, 1 to check y, -1 to check both.
+        chunk_size (int): Ignored.
+        noop_flag (Tensor): 1-element int32. Not read; set to 1 if a checked element is not finite.
+        tensor_lists (Sequence): x, y and outputs, all fp32, fp16, bf16 or fp64. Every output is
+            written. An output may be the x or y at the same index.
+        a (float | Tensor): Factor of x, a number or a 1-element tensor.
+        b (float | Tensor): Factor of y, a number or a 1-element tensor.
+        arg_to_check (int): 0 checks x, 1 checks y, -1 checks both.
 
     Raises:
-        TypeError: for an entry that is not a tensor, or a flag that is not int32.
-        ValueError: for tensors that do not match, naming list and index, and for another
+        TypeError: if an entry is not a tensor or the flag is not int32.
+        ValueError: for tensors that do not match, naming list and index, and for an unknown
             `arg_to_check`.
 
     Example:
@@ -97,7 +97,7 @@ def multi_tensor_axpby(
     check_number(function, "b", b)
     for tensors in checked:
         set_flag(noop_flag, multi_tensor_l2_norm(tensors)[1])
-    # composed of torch's foreach ops: no kernel of its own yet
+    # Uses torch's foreach ops; there is no fused kernel yet.
     wide = torch.float64 if torch.float64 in (x[0].dtype, y[0].dtype) else torch.float32
     device = x[0].device
     sums = torch._foreach_mul(
@@ -121,29 +121,30 @@ def update_scale_hysteresis(
     growth_interval: int,
     hysteresis: int,
 ) -> Tensor:
-    """Updates a loss scale in place, which backs off only after several overflows in a row.
+    """Updates a loss scale in place; the scale shrinks only after repeated overflows.
 
-    An overflow uses up one unit of `hysteresis_tracker` and resets `growth_tracker`; the scale is
-    multiplied by `backoff_factor` when no unit is left. A step without overflow refills the units;
-    after `growth_interval` of them in a row the scale is multiplied by `growth_factor`, unless it
-    would leave fp32. There is no lower bound.
+    An overflow decrements `hysteresis_tracker` and resets `growth_tracker`. If `hysteresis_tracker`
+    reaches 0, the scale is multiplied by `backoff_factor`. A step without overflow resets
+    `hysteresis_tracker` to `hysteresis`. After `growth_interval` consecutive steps without
+    overflow, the scale is multiplied by `growth_factor`, unless the product overflows fp32. The
+    scale has no minimum.
 
     Args:
-        current_scale: 1-element fp32.
-        growth_tracker: 1-element int32: steps without overflow in a row.
-        hysteresis_tracker: 1-element int32: units that are left.
-        found_inf: 1-element fp32, not 0 if the step overflowed.
-        growth_factor: factor of a growth.
-        backoff_factor: factor of a backoff.
-        growth_interval: number of steps without overflow before a growth.
-        hysteresis: number of units, at least 1.
+        current_scale (Tensor): 1-element fp32.
+        growth_tracker (Tensor): 1-element int32, consecutive steps without overflow.
+        hysteresis_tracker (Tensor): 1-element int32, overflows left before the scale shrinks.
+        found_inf (Tensor): 1-element fp32, not 0 if the step overflowed.
+        growth_factor (float): Factor when the scale grows.
+        backoff_factor (float): Factor when the scale shrinks.
+        growth_interval (int): Consecutive steps without overflow before the scale grows.
+        hysteresis (int): Overflows before the scale shrinks, at least 1.
 
     Returns:
         `current_scale`.
 
     Raises:
-        TypeError: for an argument that is not a tensor of the dtype above.
-        ValueError: for one of another size or device, and for a `hysteresis` below 1.
+        TypeError: if a tensor argument is not a tensor or has another dtype.
+        ValueError: for tensors with another size or device, and for `hysteresis` below 1.
 
     Example:
         >>> import torch
@@ -190,11 +191,11 @@ def _scale(noop_flag: Tensor, tensor_lists: TensorLists, scale: Scalar) -> None:
     if same:
         multi_tensor_unscale_(outputs, found, factor)
     elif torch.promote_types(wide, narrow) == wide:
-        # The outputs can hold every input, so the only rounding is that of the product.
+        # Outputs represent every input exactly, so only the product is rounded.
         torch._foreach_copy_(outputs, inputs)
         multi_tensor_unscale_(outputs, found, factor)
     else:
-        # composed of torch's foreach ops: no kernel of its own yet
+        # Uses torch's foreach ops; there is no fused kernel yet.
         common = torch.promote_types(torch.promote_types(wide, narrow), torch.float32)
         products = [tensor.to(common, copy=True) for tensor in inputs]
         multi_tensor_unscale_(products, found, factor)
@@ -203,16 +204,13 @@ def _scale(noop_flag: Tensor, tensor_lists: TensorLists, scale: Scalar) -> None:
 
 
 def set_flag(noop_flag: Tensor, non_finite: Tensor, norm: Tensor | None = None) -> None:
-    """Sets the flag to 1 if `non_finite` is not 0 or `norm` not finite; both are 0-dim.
-
-    Otherwise the flag stays as it is.
-    """
-    # On the host, reading a number is cheaper than an operation on it.
+    """Sets the flag to 1 if `non_finite` is not 0 or `norm` is not finite; both are 0-dim."""
+    # On the CPU, reading a number is cheaper than running a tensor operation.
     if non_finite.is_cpu and not in_any_mode():
         if non_finite.item() or not (norm is None or math.isfinite(norm.item())):
             noop_flag.fill_(1)
         return
-    # A norm that is not finite is NaN here, and one that is, 0.
+    # norm - norm is 0 for a finite norm, otherwise NaN.
     condition = non_finite if norm is None else non_finite + (norm - norm)
     noop_flag.masked_fill_(condition.ne(0), 1)
 

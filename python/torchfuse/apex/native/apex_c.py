@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's native module apex_C: many tensors in one, as a copy and as views into it."""
+"""apex's native module apex_C: flattens tensors to one copy, and unflattens a copy to views."""
 
 from torchfuse.parallel.flat import flatten, unflatten
 

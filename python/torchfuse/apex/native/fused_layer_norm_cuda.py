@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's native module of layer and RMS normalization, in its positional order, on every device.
+"""apex's native module for layer and RMS normalization, on every device.
 
-Statistics are fp32, or fp64 for fp64 inputs, one number for each row. `input_or_output` is the
-output where `memory_efficient` is True.
+Argument order follows apex. Statistics have an element per row and are fp32, or fp64 for fp64
+inputs. If `memory_efficient` is True, pass the output as `input_or_output`, otherwise the input.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ def _backward(
 
 
 def forward(input: Tensor, shape: Shape, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns output, mean and 1 / sqrt(variance + eps) of layer normalization."""
+    """Returns the layer normalization, the means and 1 / sqrt(variance + eps)."""
     return _forward(input, shape, None, None, eps)
 
 
 def forward_affine(
     input: Tensor, shape: Shape, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward` with weight and bias."""
+    """Like `forward`, with weight and bias."""
     return _forward(input, shape, weight, bias, eps)
 
 
 def forward_affine_mixed_dtypes(
     input: Tensor, shape: Shape, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward_affine` with an output in the weight's dtype: the input's, or fp32."""
+    """Like `forward_affine`, with the output in the weight's dtype (the input's dtype or fp32)."""
     return _forward(input, shape, weight, bias, eps, dtype=weight.dtype)
 
 
@@ -90,7 +90,7 @@ def backward(
     eps: float,
     memory_efficient: bool = False,
 ) -> Tensor:
-    """Returns the gradient of the input of `forward`."""
+    """Returns `forward`'s input gradient."""
     return _backward(
         grad_output, mean, invvar, input_or_output, shape, None, None, from_output=memory_efficient
     )[0]
@@ -107,27 +107,27 @@ def backward_affine(
     eps: float,
     memory_efficient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of input, weight and bias of `forward_affine`."""
+    """Returns `forward_affine`'s input, weight and bias gradients."""
     saved = mean, invvar, input_or_output
     return _backward(grad_output, *saved, shape, weight, bias, from_output=memory_efficient)
 
 
 def rms_forward(input: Tensor, shape: Shape, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns output and 1 / sqrt(mean square + eps) of RMS normalization."""
+    """Returns the RMS normalization and 1 / sqrt(mean square + eps)."""
     return _forward(input, shape, None, None, eps, rms=True)[::2]
 
 
 def rms_forward_affine(
     input: Tensor, shape: Shape, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """`rms_forward` with a weight."""
+    """Like `rms_forward`, with a weight."""
     return _forward(input, shape, weight, None, eps, rms=True)[::2]
 
 
 def rms_forward_affine_mixed_dtypes(
     input: Tensor, shape: Shape, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """`rms_forward_affine` with an output in the weight's dtype: the input's, or fp32."""
+    """Like `rms_forward_affine`, with the output in the weight's dtype (the input's or fp32)."""
     results = _forward(input, shape, weight, None, eps, rms=True, dtype=weight.dtype)
     return results[::2]
 
@@ -140,7 +140,7 @@ def rms_backward(
     eps: float,
     memory_efficient: bool = False,
 ) -> Tensor:
-    """Returns the gradient of the input of `rms_forward`."""
+    """Returns `rms_forward`'s input gradient."""
     saved = None, invvar, input_or_output
     return _backward(
         grad_output, *saved, shape, None, None, from_output=memory_efficient, rms=True
@@ -156,7 +156,7 @@ def rms_backward_affine(
     eps: float,
     memory_efficient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of input and weight of `rms_forward_affine`."""
+    """Returns `rms_forward_affine`'s input and weight gradients."""
     saved = None, invvar, input_or_output
     return _backward(
         grad_output, *saved, shape, weight, None, from_output=memory_efficient, rms=True

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""apex's native module of batch normalization, in its positional order, on every device.
+"""apex's native module for batch normalization, on every device.
 
-Inputs are ``[N, C, ...]``, those of functions in `_c_last` ``[..., C]``. Vectors of channels are
-fp32, of fp64 inputs fp64. The kernels are those of `torchfuse.parallel.SyncBatchNorm`.
+Argument order follows apex. Inputs are ``[N, C, ...]``, or ``[..., C]`` for functions whose names
+end in `_c_last`. Per-channel vectors are fp32, or fp64 for fp64 inputs. The functions call the same
+kernels as `torchfuse.parallel.SyncBatchNorm`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ops = torch.ops.torchfuse
 
 
 def _first(tensor: Tensor) -> Tensor:
-    """The channels of a channels-last tensor in dimension 1."""
+    """Returns a view with the last dimension, the channels, moved to dimension 1."""
     return tensor.movedim(-1, 1)
 
 
@@ -36,18 +37,18 @@ def _last(tensor: Tensor) -> Tensor:
 
 
 def _saved(mean: Tensor, inv_std: Tensor, count: Tensor | float) -> Tensor:
-    """What the backward ops read: mean, 1 / sqrt(variance + eps) and elements per channel."""
+    """Returns mean, 1 / sqrt(variance + eps) and elements per channel for the backward ops."""
     numbers = torch.as_tensor(count, dtype=torch.float64, device=mean.device).sum().reshape(1)
     return torch.cat([mean.double(), inv_std.double(), numbers])
 
 
 def _rounded(value: Tensor, like: Tensor) -> Tensor:
-    """Statistics are fp64 for fp64 tensors, and else fp32."""
+    """Returns statistics in fp64 if `like` is fp64, otherwise in fp32."""
     return value.to(torch.promote_types(like.dtype, torch.float32))
 
 
 def welford_mean_var(input: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns mean and biased variance of each channel."""
+    """Returns each channel's mean and biased variance."""
     total, total_rest, square, square_rest = _ops.batch_norm_stats(input)[:-1].chunk(4)
     count = max(input.numel() // input.size(1), 1)
     mean = (total + total_rest) / count
@@ -56,23 +57,23 @@ def welford_mean_var(input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def welford_mean_var_c_last(input: Tensor) -> tuple[Tensor, Tensor]:
-    """`welford_mean_var` for channels in the last dimension."""
+    """Like `welford_mean_var`, with channels in the last dimension."""
     return welford_mean_var(_first(input))
 
 
 def welford_parallel(
     mean: Tensor, biased_var: Tensor, count: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Combines the statistics of W processes.
+    """Combines the statistics from W processes.
 
     Args:
-        mean: ``[W, C]``.
-        biased_var: ``[W, C]``.
-        count: ``[W]``, elements per channel, int32.
-        eps: added to the biased variance under the root.
+        mean (Tensor): Means ``[W, C]``.
+        biased_var (Tensor): Biased variances ``[W, C]``.
+        count (Tensor): Elements per channel ``[W]``, int32.
+        eps (float): Term added to the biased variance under the root.
 
     Returns:
-        Mean, unbiased variance and 1 / sqrt(biased variance + eps), ``[C]``.
+        Mean, unbiased variance and 1 / sqrt(biased variance + eps), each ``[C]``.
     """
     weights = count.double().unsqueeze(1)
     total = weights.sum()
@@ -93,7 +94,7 @@ def _forward(
     shift: Tensor | None,
     relu: bool,
 ) -> Tensor:
-    # As running statistics, which the op takes in the place of moments.
+    # The op accepts running statistics instead of moments.
     variance = inv_std.double().square().reciprocal()
     output: Tensor = _ops.batch_norm_elemt(
         input, weight, shift, None, mean, variance, None, z, momentum=None, eps=0.0, relu=relu
@@ -117,7 +118,7 @@ def batchnorm_forward_c_last(
     shift: Tensor | None,
     fuse_relu: bool,
 ) -> Tensor:
-    """`batchnorm_forward` for channels in the last dimension, plus `z`, then ReLU if asked."""
+    """Like `batchnorm_forward` with channels last; adds `z`, then applies ReLU if `fuse_relu`."""
     residual = None if z is None else _first(z)
     return _last(_forward(_first(input), residual, mean, inv_std, weight, shift, fuse_relu))
 
@@ -125,9 +126,9 @@ def batchnorm_forward_c_last(
 def reduce_bn(
     grad_output: Tensor, input: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns this process's sums of dy and dy * (x - mean), and the gradients of weight and bias.
+    """Returns the local sums of dy and dy * (x - mean), and the weight and bias gradients.
 
-    The gradients have no elements if `weight` is None.
+    Without `weight`, the weight and bias gradients are empty.
     """
     count = max(input.numel() // input.size(1), 1)
     sums, grad_weight, grad_bias, _ = _ops.batch_norm_backward_reduce(
@@ -143,7 +144,7 @@ def reduce_bn(
 def reduce_bn_c_last(
     grad_output: Tensor, input: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`reduce_bn` for channels in the last dimension."""
+    """Like `reduce_bn`, with channels in the last dimension."""
     return reduce_bn(_first(grad_output), _first(input), mean, inv_std, weight)
 
 
@@ -157,17 +158,17 @@ def batchnorm_backward(
     sum_dy_xmu: Tensor,
     count: Tensor,
 ) -> Tensor:
-    """Returns the gradient of the input.
+    """Returns the input gradient.
 
     Args:
-        grad_output: of the input's shape.
-        input: as given to the forward pass.
-        mean: of all processes, ``[C]``.
-        inv_std: of all processes, ``[C]``.
-        weight: as given to the forward pass.
-        sum_dy: sum over all processes of the first result of `reduce_bn`.
-        sum_dy_xmu: sum over all processes of its second result.
-        count: ``[W]``, elements per channel of each process.
+        grad_output (Tensor): Output gradient, with the input's shape.
+        input (Tensor): The forward pass's input.
+        mean (Tensor): Mean over all processes, ``[C]``.
+        inv_std (Tensor): 1 / sqrt(biased variance + eps) over all processes, ``[C]``.
+        weight (Tensor | None): The forward pass's weight.
+        sum_dy (Tensor): `reduce_bn`'s first result, summed over all processes.
+        sum_dy_xmu (Tensor): `reduce_bn`'s second result, summed over all processes.
+        count (Tensor): Elements per channel in each process, ``[W]``.
     """
     sums = torch.cat([sum_dy.double(), sum_dy_xmu.double() * inv_std.double()])
     grad: Tensor = _ops.batch_norm_backward_elemt(
@@ -186,7 +187,7 @@ def batchnorm_backward_c_last(
     sum_dy_xmu: Tensor,
     count: Tensor,
 ) -> Tensor:
-    """`batchnorm_backward` for channels in the last dimension."""
+    """Like `batchnorm_backward`, with channels in the last dimension."""
     return _last(
         batchnorm_backward(
             _first(grad_output), _first(input), mean, inv_std, weight, sum_dy, sum_dy_xmu, count
@@ -203,6 +204,6 @@ def relu_bw_c_last(
     weight: Tensor | None,
     shift: Tensor | None,
 ) -> Tensor:
-    """Returns `grad_output` where the output before the ReLU was positive, and 0 elsewhere."""
+    """Returns `grad_output` where the ReLU's input was positive, and 0 elsewhere."""
     output = batchnorm_forward_c_last(input, z, mean, inv_std, weight, shift, True)
     return torch.where(output > 0, grad_output, torch.zeros_like(grad_output))

@@ -172,7 +172,7 @@ def test_masters_of_another_model_are_refused(amp: Any) -> None:
         state_dict["master_params"] = {number: master}
         message = (
             r"FusedAdam.load_state_dict: expected state_dict\['master_params'\] to fit the "
-            rf"optimizer's 6 parameters, got number {number} of shape \[{len(master)}\]"
+            rf"optimizer's 6 parameters, got master {number} of shape \[{len(master)}\]"
         )
         with pytest.raises(ValueError, match=message):
             optimizer.load_state_dict(state_dict)
@@ -189,7 +189,7 @@ def test_another_number_of_losses(amp: Any, count: int, capsys: pytest.CaptureFi
     before = amp.state_dict()
     amp._amp_state.verbosity = 1
     amp.load_state_dict(three)
-    message = f"Warning: the amp state dict has 3 loss scalers, the program {count}"
+    message = f"Warning: the amp state dict contains 3 loss scalers, but the program uses {count}"
     assert capsys.readouterr().out.startswith(message)
     loaded = amp.state_dict()
     assert loaded == {name: three.get(name, before[name]) for name in before}

@@ -268,8 +268,8 @@ def test_scaled_gradients_are_not_stepped_with(amp: Any) -> None:
         model, optimizer = with_sgd(amp, level)
         backward(amp, small_sum(model, 0), optimizer, delay_unscale=True)
         message = (
-            r"FusedSGD.step: expected unscaled gradients, got those of amp.scale_loss\(..., "
-            r"delay_unscale=True\), which are 65536.0 times as large. Leave delay_unscale out"
+            r"FusedSGD.step: expected unscaled gradients, got gradients scaled by 65536.0 "
+            r"from amp.scale_loss\(..., delay_unscale=True\)\. Leave delay_unscale out"
         )
         with pytest.raises(RuntimeError, match=message):
             optimizer.step()

@@ -195,7 +195,7 @@ def test_gradients_that_have_not_reached_the_masters_are_refused(alone: bool) ->
         loss.backward()
     else:
         optimizer.backward(loss, update_master_grads=False)
-    message = r"FP16_Optimizer\.step: expected gradients of optimizer\.backward\(loss\) since the"
+    message = r"FP16_Optimizer\.step: expected gradients from optimizer\.backward\(loss\) since the"
     with pytest.raises(RuntimeError, match=message):
         optimizer.step()
     assert_all_same_bits(tensors_of(model.model, [], optimizer), before)
@@ -207,7 +207,7 @@ def test_gradients_that_have_not_reached_the_masters_are_refused(alone: bool) ->
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("inf"), "dynamic", None, True])
 def test_loss_scales_out_of_range(scale: Any) -> None:
-    message = f"Scaler: expected the scale to be positive and finite, got {scale!r}"
+    message = f"Scaler: expected scale to be a positive, finite number, got {scale!r}"
     with pytest.raises(ValueError, match=message):
         prepared(sgd, static_loss_scale=scale)
     with pytest.raises(ValueError, match=message):

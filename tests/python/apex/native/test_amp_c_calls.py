@@ -240,7 +240,7 @@ def replaced(index: int, change: Callable[[Tensor], Any]) -> Callable[[list[Any]
 LISTS: dict[str, tuple[Callable[[list[Any]], Any], str, type[Exception], int]] = {
     "a tensor for a list": (
         lambda tensors: torch.ones(len(tensors), 3),
-        *(r"{name} to be a list or tuple of tensors, got Tensor\. tensor_lists is", TypeError, 0),
+        *(r"{name} to be a list or tuple of tensors, got Tensor\. Pass a list", TypeError, 0),
     ),
     "another length": (
         lambda tensors: tensors[:-1],
@@ -272,7 +272,7 @@ LISTS: dict[str, tuple[Callable[[list[Any]], Any], str, type[Exception], int]] =
     ),
     "another number of elements": (
         replaced(1, lambda t: t.new_zeros(16)),
-        *(r"{name}\[1\] to have 15 elements as {first}\[1\], got 16", ValueError, 1),
+        *(r"{name}\[1\] to have 15 elements like {first}\[1\], got 16", ValueError, 1),
     ),
 }
 
@@ -293,7 +293,7 @@ def test_elements_in_another_order_are_refused(call: NativeCall) -> None:
     for place, name in list(enumerate(call.lists))[1:]:
         lists = call.make_lists([(2,), (2, 3, 4, 5)])
         lists[place][1] = lists[place][1].to(memory_format=torch.channels_last)
-        message = rf"{name}\[1\] to be stored as {call.lists[0]}\[1\], with strides \(60, 20"
+        message = rf"{name}\[1\] to have the strides of {call.lists[0]}\[1\], \(60, 20"
         check_refusal(call, lists, message, arguments=call.arguments(2, "cpu"))
 
 
