@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a program under callgrind and reads what it counted.
+"""Runs a program under callgrind and reads the instruction counts.
 
-The program itself says what is counted, with `counting()`.
+The program marks the code to count with `counting()`.
 
-Valgrind shows every program the same processor with AVX2, whatever the machine is, as long as that
-has AVX2 itself. So glibc, torch and torchfuse choose the same code on Intel and on AMD. What the
-environment could change is pinned here.
+Valgrind emulates the same AVX2 processor on every machine that supports AVX2, so glibc, torch and
+torchfuse choose the same code on Intel and AMD. This module also pins environment variables that
+could change the counts.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-#: What the program takes over from the environment. Tunables of glibc's malloc are not among it.
+#: Environment variables passed to the program. glibc's malloc tunables are left out.
 KEPT = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
 PINNED = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
-#: The functions of the C library that allocate.
+#: The C library's allocation functions.
 ALLOCATING = frozenset(
     ("malloc", "calloc", "realloc", "aligned_alloc", "memalign", "posix_memalign", "valloc")
 )
 
-#: A name, and the file of the library or program that has it.
+#: A function's name, and the file name of the library or program that contains the function.
 Function = tuple[str, str]
 
 
 @contextlib.contextmanager
 def counting() -> Iterator[None]:
-    """Runs in valgrind: counts what is done within, and writes it to a dump of its own."""
+    """Counts the code in the context, and writes a separate dump; runs in valgrind only."""
     import torch
 
     gc.collect()
@@ -49,7 +49,7 @@ def counting() -> Iterator[None]:
 
 
 def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
-    """Runs a program that counts so many times; returns what it counted, in order.
+    """Runs a program that enters `counting()` `expected` times; returns the profiles in order.
 
     Raises:
         RuntimeError: valgrind is missing, or the program wrote fewer dumps.
@@ -58,7 +58,7 @@ def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
     program = shutil.which("valgrind")
     if program is None:
         raise RuntimeError("callgrind: expected valgrind on the PATH, got none. Install it.")
-    # Counts of single instructions, and of a function that allocates by its callers: see Profile.
+    # Count each instruction, and separate allocation functions by caller: see Profile.
     options = ["--dump-instr=yes", "--compress-pos=no", "--compress-strings=no"]
     options += [f"--separate-callers3={name}" for name in sorted(ALLOCATING)]
     options += ["--collect-atstart=no", f"--callgrind-out-file={folder}/dump"]
@@ -68,7 +68,7 @@ def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
         env={**kept, **PINNED},
         check=True,
     )
-    # The dumps are dump.1, dump.2, ...; the end of the program writes one more.
+    # The dumps are dump.1, dump.2 and so on. Another dump is written when the program ends.
     written = [folder / f"dump.{index}" for index in range(1, expected + 1)]
     missing = [dump.name for dump in written if not dump.exists()]
     if missing:
@@ -78,21 +78,21 @@ def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """How often each instruction of each function was executed.
+    """Execution counts of each function's instructions.
 
-    Callgrind's own numbers of calls are of no use here: they include calls outside of what was
-    counted. But a function is called as often as its first instruction is executed. One that
-    allocates is a function of its own for each chain of three callers: malloc'make'step'main.
+    Callgrind's own call counts include calls outside `counting()`. Instead, a function's call count
+    is the execution count of the function's first instruction. Allocation functions appear once for
+    each chain of three callers, as in malloc'make'step'main.
 
     Attributes:
-        executed: by function and address.
+        executed: Execution counts by function and instruction address.
     """
 
     executed: Mapping[Function, Mapping[int, int]]
 
     @classmethod
     def read(cls, dump: str) -> Profile:
-        """Reads the text of a dump with addresses and without compression."""
+        """Parses an uncompressed dump with addresses."""
         executed: dict[Function, collections.Counter[int]] = {}
         library, function, in_call = "", ("", ""), False
         for line in dump.partition("\nevents: Ir\n")[2].splitlines():
@@ -108,26 +108,26 @@ class Profile:
             elif kind == "fn":
                 function = (value, library)
             elif kind == "calls":
-                in_call = True  # what the called function costs is in the next line
+                in_call = True  # the next line contains the called function's cost
         if not executed:
             raise RuntimeError("callgrind: expected counts of instructions in the dump, got none")
         return cls(executed)
 
     def functions(self) -> collections.Counter[Function]:
-        """The instructions in each function, without those of the functions that it calls."""
+        """Returns the executed instructions per function, excluding callees."""
         own: collections.Counter[Function] = collections.Counter()
         for (name, library), counts in self.executed.items():
             own[name.partition("'")[0], library] += sum(counts.values())
         return own
 
     def instructions(self) -> int:
-        """All instructions."""
+        """Returns the number of executed instructions."""
         return self.functions().total()
 
     def allocations(self) -> collections.Counter[str]:
-        """How often each function had the C library allocate, itself or by C++'s new.
+        """Returns each function's number of allocations, directly or through operator new.
 
-        What one allocating function calls of another is one allocation.
+        If an allocation function calls another allocation function, one allocation is counted.
         """
         calls: collections.Counter[str] = collections.Counter()
         for (name, _), counts in self.executed.items():

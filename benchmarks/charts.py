@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws the ratios of a table as bars; the build of the documentation site calls it.
+"""Draws a table's ratios as bar charts, when the documentation site is built.
 
-A page asks for a chart by the line `<!-- chart -->`.
+The line `<!-- chart -->` on a page inserts a chart.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from matplotlib.figure import Figure
 import report
 
 MARK = "<!-- chart -->"
-#: They can be read on white and on black.
+#: Colors with contrast on both white and black.
 INK, FASTER, SLOWER = "#7a8594", "#3b82d6", "#d9622b"
 ROW_INCHES = 0.34
 
 
 def draw(table: report.Table, root: Path, path: Path) -> str:
-    """Draws medians with the range between quartiles; returns a description.
+    """Draws medians with interquartile ranges, and returns a description.
 
     Args:
-        table: of ratios.
-        root: of the repository.
-        path: of the SVG.
+        table (Table): Ratios to draw.
+        root (Path): Repository root.
+        path (Path): SVG file to write.
     """
     result = report.load(root, table.file)
     found = [report.ratios(result, table, row) for row in table.rows]
-    # Of several cases the middle, with the range of all.
+    # For a row with several cases: the median over cases, with the range over all cases.
     medians = [statistics.median(entry["median"] for entry in rows) for rows in found]
     low = [min(entry["q1"] for entry in rows) for rows in found]
     high = [max(entry["q3"] for entry in rows) for rows in found]
@@ -62,7 +62,7 @@ def draw(table: report.Table, root: Path, path: Path) -> str:
 
 
 def placed(page: str, text: str, root: Path) -> str:
-    """The text of a page with a picture in the place of each mark, drawn below docs/_static."""
+    """Replaces each mark in a page's text by a chart, drawn below docs/_static."""
     tables = report.tables(page, text)
     parts = text.split(MARK)
     for index, part in enumerate(parts[:-1]):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prints summaries of benchmarks as Markdown.
+"""Prints benchmark results as Markdown.
 
 Example:
     python benchmarks/compare.py result.json            one run
     python benchmarks/compare.py old.json new.json      what changed between two runs
 
-Two runs have to be of one machine, of one torch and of commits; with --across they need not be.
+Both runs must come from the same machine, the same torch version and clean git trees. --across
+lifts this restriction.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 
 import result_file
 
-# Two runs of the same code differ by up to this much on a busy machine, reference stream aside.
+# On a busy machine, two runs of the same code differ by up to this much, relative to the stream.
 BETWEEN_RUNS = 0.05
-# What two runs that are compared must have in common. Old files do not say all of it.
+# Context entries that must be equal in both runs. Old files lack some entries.
 SAME = {
     "cpu": "processor",
     "gpu": "GPU",
@@ -42,17 +43,17 @@ def _milliseconds(seconds: dict[str, float]) -> str:
 
 
 def gb_per_s(row: dict[str, Any]) -> float:
-    """The least bytes that the subject must move, per second."""
+    """Returns the subject's GB/s, counting the minimum bytes that the case must move."""
     return float(row["bytes"] / row["seconds"][row["subject"]]["median"] / 1e9)
 
 
 def share(row: dict[str, Any]) -> float:
-    """The subject's GB/s, of those of the fastest stream of the same rounds."""
+    """Returns the subject's GB/s divided by the fastest stream's GB/s in the same rounds."""
     return gb_per_s(row) / float(max(row["streams"].values()))
 
 
 def table(result: dict[str, Any]) -> str:
-    """One run: a line for each peer of each benchmark."""
+    """Returns a table for one run, with a line for each benchmark and peer."""
     context = result["context"]
     lines = [
         f"{result['suite']}: {context['gpu'] or context['cpu']}, {context['threads']} threads, "
@@ -67,7 +68,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["benchmarks"]:
         speed = [f"{gb_per_s(row):.1f}", f"{share(row):.0%}"] if row.get("streams") else ["", ""]
         for peer, ratio in row["ratios"].items():
-            # Parts of an iteration are `torchfuse, step` and `torch fused, step`.
+            # end_to_end.py names parts of an iteration `torchfuse, step` and `torch fused, step`.
             subject = row["subject"]
             if subject not in row["seconds"]:
                 subject = f"{subject}, {peer.rpartition(', ')[2]}"
@@ -89,7 +90,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Two runs: the subject's speed as a share of the first stream's, old and new."""
+    """Returns a table that compares the subject's speed, relative to a stream, in two runs."""
     before = {row["name"]: row for row in old["benchmarks"]}
     after = [row["name"] for row in new["benchmarks"]]
     lines = [
@@ -120,7 +121,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Why two runs should not be compared, a sentence for each reason."""
+    """Returns the reasons why two runs should not be compared, a sentence each."""
     runs = {"old": old["context"], "new": new["context"]}
     found = [
         f"Expected two runs with the same {words}, got {runs['old'][key]} and {runs['new'][key]}."
@@ -136,7 +137,7 @@ def refusals(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> str | None:
-    """Why there is nothing to print, in a sentence."""
+    """Returns why the results cannot be printed, or None."""
     for path, result in zip(paths, results, strict=True):
         missing = [part for part in PARTS if part not in result]
         if missing:
@@ -152,7 +153,7 @@ def incomparable(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> st
 
 
 def compared(paths: Sequence[Path], results: list[dict[str, Any]], across: bool) -> int:
-    """Prints what the results say; 2 if they are not to be compared."""
+    """Prints the results; returns 2 if the results cannot be compared."""
     reason = incomparable(paths, results)
     if reason is not None:
         print(reason, file=sys.stderr)
@@ -171,7 +172,7 @@ def compared(paths: Sequence[Path], results: list[dict[str, Any]], across: bool)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Prints one result, or the difference of two."""
+    """Prints one result, or the difference between two results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+", help="one result file, or old and new")
     parser.add_argument(

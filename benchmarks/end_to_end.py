@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole training iterations with torchfuse and with torch's fused AdamW.
+"""Times complete training iterations with torchfuse and with torch's fused AdamW.
 
 Example:
     python benchmarks/end_to_end.py
     python benchmarks/end_to_end.py --only transformer --rounds 50 --out result.json
     python benchmarks/end_to_end.py --quick
 
-Two models are trained on a CPU: in fp32 without and with clipping, and in bf16 with fp32 masters,
-clipping and a gradient scaler; alone and in two Gloo processes of one thread each with torch's
-DistributedDataParallel. The step is everything after backward: unscaling, clipping, step, update,
-zero_grad. Run it on a quiet machine with at least two processors.
+The program trains two models on a CPU, in fp32 without and with clipping, and in bf16 with fp32
+masters, clipping and a gradient scaler. Each configuration runs in one process, and in two
+single-threaded Gloo processes with torch's DistributedDataParallel. "Step" means everything after
+backward: unscaling, clipping, step, update and zero_grad. Use an idle machine with at least two
+processors.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ from suites.workloads import QUICK_WORKLOADS, WORKLOADS, Workload
 from torchfuse.optimizers import FusedAdam
 from torchfuse.testing.bench import interleave, summarize
 
-#: Below the norm of these models' gradients, so that clipping has work to do.
+#: Smaller than these models' gradient norms, so that clipping takes effect.
 MAX_NORM = 0.1
-#: Each training goes through so many batches in turn.
+#: Number of batches that each training repeats.
 BATCHES = 4
 VERIFIED_ITERATIONS = 3
-#: torch sums the norm that it clips by in fp32, and misses that of 2 million elements by 2e-4.
+#: torch sums clipping norms in fp32; with 2 million elements the relative error is 2e-4.
 TOLERANCE = 5e-4
 TIME_LIMIT = 600
 
 
 class Configuration(NamedTuple):
-    """What stands between the gradients and the parameters."""
+    """Options of the optimizer step."""
 
     max_norm: float | None
     masters: bool
@@ -80,7 +81,7 @@ ROWS = tuple(
 
 
 def contenders(masters: bool) -> tuple[Contender, ...]:
-    """Ours and torch's AdamW."""
+    """Returns torchfuse's and torch's AdamW."""
     return (
         ours(FusedAdam, weight_decay=WEIGHT_DECAY, master_weights=masters),
         theirs(FUSED, torch.optim.AdamW, weight_decay=WEIGHT_DECAY, fused=True),
@@ -88,12 +89,12 @@ def contenders(masters: bool) -> tuple[Contender, ...]:
 
 
 class Training:
-    """A model that is trained by one contender, data parallel if there is a process group."""
+    """Trains a model with one contender, data parallel if a process group exists."""
 
     def __init__(
         self, workload: Workload, configuration: Configuration, contender: Contender, seed: int
     ) -> None:
-        """Equal arguments give equal weights; each rank has data of its own."""
+        """Equal arguments give equal weights. Each rank draws different data."""
         dtype = torch.bfloat16 if configuration.masters else torch.float32
         torch.manual_seed(seed)
         model = workload.make().to(dtype)
@@ -119,7 +120,7 @@ class Training:
         self.step_seconds: list[float] = []
 
     def backward(self) -> None:
-        """Forward and backward on the next batch."""
+        """Runs forward and backward on the next batch."""
         inputs, targets = next(self._batches)
         loss = nn.functional.cross_entropy(self._model(inputs).float(), targets)
         if self.step.scaler is not None:
@@ -127,12 +128,12 @@ class Training:
         loss.backward()
 
     def finish(self) -> None:
-        """Everything after backward."""
+        """Runs everything after backward."""
         self.step.run()
         self._model.zero_grad()
 
     def iterate(self) -> None:
-        """One iteration; notes how long everything after backward took."""
+        """Runs one iteration, and records the time that everything after backward took."""
         self.backward()
         begin = time.perf_counter()
         self.finish()
@@ -140,13 +141,14 @@ class Training:
 
 
 def verify(trainings: Mapping[str, Training], name: str) -> None:
-    """Compares ours with torch's after three iterations of new trainings.
+    """Compares our parameters and moments with torch's after three iterations.
 
-    In these iterations both step with the gradients of torch's model. A model amplifies the last
-    bits in which two steps differ: where a sum is near 0, ReLU and Adam turn them into much more.
+    Both contenders step with the gradients from torch's model. Otherwise the model would amplify
+    rounding differences between the steps: if a sum is near 0, ReLU and Adam turn a tiny difference
+    into a large difference.
 
     Raises:
-        RuntimeError: what the steps changed, or the first moments, differ.
+        RuntimeError: the parameter changes or the first moments differ.
     """
     actual, expected = trainings[OURS], trainings[FUSED]
     start = torch.cat([p.detach().flatten().double() for p in actual.parameters])
@@ -164,7 +166,7 @@ def verify(trainings: Mapping[str, Training], name: str) -> None:
     moments = [whole(training.step.moments()) for training in (actual, expected)]
     for what, pair in (("changes of parameters", changes), ("first moments", moments)):
         found = largest_difference(pair[:1], pair[1:])
-        if not found <= TOLERANCE:  # a NaN is no less
+        if not found <= TOLERANCE:  # also true for NaN
             raise RuntimeError(
                 f"{name}: expected {what} of {OURS} within {TOLERANCE:g} of {FUSED}'s after "
                 f"{VERIFIED_ITERATIONS} iterations, got {found:g}"
@@ -172,7 +174,7 @@ def verify(trainings: Mapping[str, Training], name: str) -> None:
 
 
 def measure(name: str, quick: bool, rounds: int, seed: int) -> dict[str, Any]:
-    """Verifies both contenders, and times their iterations in turn."""
+    """Verifies both contenders and times iterations in alternation."""
     model, kind, _ = name.split("/")
     (workload,) = (w for w in (QUICK_WORKLOADS if quick else WORKLOADS) if w.name == model)
     configuration = CONFIGURATIONS[kind]
@@ -182,15 +184,15 @@ def measure(name: str, quick: bool, rounds: int, seed: int) -> dict[str, Any]:
     }
     verify(trainings, name)
     gc.collect()
-    gc.disable()  # as in the other benchmarks
+    gc.disable()  # a collection would count in an arbitrary contender's sample
     iterations = interleave(
         {contender: training.iterate for contender, training in trainings.items()},
         rounds,
-        # A rank that is late would be waited for in another's sample.
+        # Without a barrier, waiting for a late rank would count in another contender's sample.
         setup=dist.barrier if dist.is_initialized() else None,
     )
     gc.enable()
-    # Those before are of warm-up rounds.
+    # Earlier samples come from warm-up rounds.
     steps = {name: training.step_seconds[-rounds:] for name, training in trainings.items()}
     parameters = trainings[OURS].parameters
     return {
@@ -204,7 +206,7 @@ def measure(name: str, quick: bool, rounds: int, seed: int) -> dict[str, Any]:
 
 
 def summary_of(parts: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
-    """Quartiles of each part's seconds, and of the ratios of torch's to ours."""
+    """Returns quartiles of each part's seconds, and of the ratios torch / torchfuse."""
     seconds, ratios = {}, {}
     for part, samples in parts.items():
         for name, entry in summarize(samples, OURS).items():
@@ -215,7 +217,7 @@ def summary_of(parts: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]
 
 
 def start(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures a row in processes of its own; returns rank 0's figures.
+    """Measures a row in new processes; returns rank 0's figures.
 
     Raises:
         SystemExit: a process failed.
@@ -237,21 +239,21 @@ def start(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_row(arguments: argparse.Namespace) -> int:
-    """What a process of a row does."""
+    """Measures a row in a process that `start` launched; rank 0 writes the figures."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     figures = measure(arguments.row, arguments.quick, arguments.rounds, arguments.seed)
     if not dist.is_initialized() or dist.get_rank() == 0:
         arguments.out.write_text(json.dumps(figures), encoding="utf-8")
     if dist.is_initialized():
-        gc.collect()  # models that refer to the group
+        gc.collect()  # frees models that refer to the process group
         dist.barrier()
         dist.destroy_process_group()
     return 0
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line; `rows` are the selected ones."""
+    """Reads the command line; `rows` in the result are the selected rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="measure the rows whose name contains this")
     parser.add_argument("--quick", action="store_true", help="tiny models, to see that it works")

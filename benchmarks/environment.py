@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is needed to read, or to repeat, the numbers of a result: machine, commit and build."""
+"""Describes machine, commit and build, so that results can be interpreted and repeated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 import torchfuse
 from torchfuse import _loader
 
-#: torch's names of instruction sets, and torchfuse's.
+#: torchfuse's instruction-set names by torch's names.
 LEVELS = {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": "avx512"}
 
 
 def git(*arguments: str) -> str | None:
-    """Output of a git command in this repository, or None outside of one."""
+    """Returns a git command's output in this repository, or None outside a repository."""
     try:
         result = subprocess.run(
             ["git", *arguments],
@@ -36,7 +36,7 @@ def git(*arguments: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel gives it."""
+    """Returns the processor's name as the kernel reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -46,12 +46,12 @@ def cpu_model() -> str:
 
 
 def hold_to_torchs_level() -> None:
-    """Holds torchfuse to the instructions that ATEN_CPU_CAPABILITY, if it is set, holds torch to.
+    """Limits torchfuse to the instruction set in ATEN_CPU_CAPABILITY, which limits torch too.
 
-    A run on a processor with AVX-512 then shows the code that a processor without it would run.
+    A run on an AVX-512 processor can then measure the code for processors without AVX-512.
 
     Raises:
-        SystemExit: torchfuse has no such level.
+        SystemExit: torchfuse does not support that level.
     """
     if "ATEN_CPU_CAPABILITY" not in os.environ:
         return
@@ -65,13 +65,13 @@ def hold_to_torchs_level() -> None:
 
 
 def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, Any]:
-    """What ran, when, on which commit, machine and build.
+    """Returns a result's context: command, date, commit, machine and build.
 
     Args:
-        script: the program's path in the repository.
-        device: "cpu" or "cuda".
-        seed: of weights and data.
-        rounds: samples of each contender.
+        script (str): The program's path in the repository.
+        device (str): "cpu" or "cuda".
+        seed (int): Seed for weights and data.
+        rounds (int): Number of samples per contender.
     """
     status = git("status", "--porcelain")
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One launch of each of five kernels, for NVIDIA's profiler `ncu`; and what it measured.
+"""Launches five kernels once for NVIDIA's profiler `ncu`, or reads the profiler's figures.
 
 Example:
     ncu --profile-from-start off --export kernels python benchmarks/gpu_kernels.py
@@ -24,7 +24,7 @@ import torchfuse
 from suites.layers import LayerCase
 from torchfuse.optimizers import FusedAdam
 
-#: ncu's metrics, and the names of our figures.
+#: Names of our figures by ncu metric.
 METRICS = {
     "gpu__time_duration.sum": "us",
     "dram__bytes_read.sum": "mb_read",
@@ -36,13 +36,13 @@ METRICS = {
     "launch__registers_per_thread": "registers",
     "launch__waves_per_multiprocessor": "waves",
 }
-#: To microseconds and megabytes.
+#: Factors to microseconds and megabytes.
 UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 UNITS |= {"byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1.0, "Gbyte": 1e3}
 
 
 def workload(small: bool) -> None:
-    """Adam in bf16, a norm, batch norm's statistics, cross entropy, layer norm's backward."""
+    """Launches bf16 Adam, a norm, batch norm statistics, cross entropy and layer norm backward."""
     device = torch.device("cuda")
     param = torch.nn.Parameter(torch.ones(2**12 if small else 2**26, device=device).bfloat16())
     param.grad = torch.full_like(param, 0.5, requires_grad=False)
@@ -71,11 +71,11 @@ def workload(small: bool) -> None:
 
 
 def read(text: str) -> dict[str, dict[str, float]]:
-    """Figures of each kernel of ours in a page of raw metrics."""
+    """Returns the figures of each torchfuse kernel in ncu's raw page."""
     head, units, *rows = csv.reader(text[text.index('"ID"') :].splitlines())
     figures: dict[str, dict[str, float]] = {}
     for row in rows:
-        if len(row) != len(head):  # a warning of the profiler
+        if len(row) != len(head):  # a warning from the profiler
             continue
         cells = dict(zip(head, row, strict=True))
         name = re.search(r"(\w+)_kernel", cells["Kernel Name"])
@@ -92,7 +92,7 @@ def read(text: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    """Runs the workload, or reads what was measured."""
+    """Runs the workload, or reads the figures from a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a rehearsal without a profiler")
     parser.add_argument("--read", type=Path, help="a page of raw metrics, as CSV")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times the rows of the suite `gpu` and keeps their figures, each before the next begins.
+"""Times the rows of the suite `gpu`, and writes each row's figures before the next row begins.
 
-A row that fails is named, and the others run. tools/gpu_run.sh uses this program.
+If a row fails, the program prints the row's error and continues. tools/gpu_run.sh uses this
+program.
 
 Example:
     python benchmarks/gpu_rows.py --out rows.json --only batch_norm/forward
@@ -26,11 +27,12 @@ from suites import gpu
 
 
 def figures(row: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a row of benchmarks/run.py.
+    """Returns the figures to keep from a row of benchmarks/run.py.
 
-    Medians in microseconds: of the device for a call, and of the host to enqueue it. `waits` names
-    those whose call waits for the device, so that both are one. `share` is ours of the speed of a
-    copy of as many bytes: where the second-level cache holds one's operands, it holds the other's.
+    `us` and `host_us` are medians in microseconds: a call's device time, and the host time to
+    enqueue the call. `waits` names contenders whose calls wait for the device; for these, both
+    times are equal. `share` is our speed relative to a copy of as many bytes. The copy's operands
+    fit in the L2 cache whenever ours do.
     """
     copy = row["streams"][run.COPY]
     kept = {
@@ -65,7 +67,7 @@ def main() -> int:
         print(case.name, file=sys.stderr, flush=True)
         try:
             rows[case.name] = figures(run.run_case(case, arguments))
-        except Exception as error:  # the other rows must have their turn
+        except Exception as error:  # the other rows must still run
             failed[case.name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             print(failed[case.name], file=sys.stderr)
         gc.collect()

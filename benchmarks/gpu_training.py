@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Trains a ResNet-50 and a language model on a GPU, as users of torchfuse and of torch write it.
+"""Trains a ResNet-50 and a language model on a GPU, with torchfuse and with torch.
 
-Both begin with the same weights and see the same batches. Their losses must agree, or the times
-mean nothing.
+Both trainings start from the same weights and use the same batches. The losses must agree.
+Otherwise the times are not comparable.
 
-- ResNet-50, 64 images, fp16 autocast: `GradScaler` and `FusedSGD`, also captured as a graph,
+- ResNet-50, 64 images, fp16 autocast: `GradScaler` and `FusedSGD`, also captured in a CUDA graph,
   against torch's scaler and fused SGD.
-- 12 layers, 8 x 512 tokens, bf16 autocast: `FusedAdam` that clips, `FusedLayerNorm` and
+- 12 layers, 8 x 512 tokens, bf16 autocast: `FusedAdam` with clipping, `FusedLayerNorm` and
   `softmax_cross_entropy`, against torch's fused AdamW, `clip_grad_norm_` and layers.
 """
 
@@ -35,14 +35,14 @@ from torchfuse.optimizers import FusedAdam, FusedSGD
 DEVICE = torch.device("cuda")
 OURS, THEIRS, GRAPH = "torchfuse", "torch", "torchfuse, graph"
 BATCHES = 4
-#: Largest relative difference of two losses of one iteration.
+#: Maximum relative difference between the two losses in an iteration.
 TOLERANCE = 0.02
 MAX_NORM = 1.0
 
 
 @dataclasses.dataclass
 class Training:
-    """A model with its loss, and what follows backward."""
+    """A model with loss, loss scaling and optimizer step."""
 
     model: nn.Module
     loss_of: Callable[[Batch], Tensor]
@@ -50,13 +50,13 @@ class Training:
     step: Callable[[], None]
 
     def backward(self, batch: Batch) -> Tensor:
-        """Forward and backward; returns the loss."""
+        """Runs forward and backward; returns the loss."""
         loss = self.loss_of(batch)
         self.scale(loss).backward()
         return loss.detach()
 
     def iterate(self, batch: Batch) -> Tensor:
-        """One iteration."""
+        """Runs one iteration; returns the loss."""
         loss = self.backward(batch)
         self.step()
         return loss
@@ -149,7 +149,7 @@ def _event() -> torch.cuda.Event:
 
 
 def _eager(training: Training, batches: list[Batch], count: int) -> tuple[list[float], Any]:
-    """Losses, and median times of an iteration and of what follows backward."""
+    """Returns losses, and median times for an iteration and for everything after backward."""
     losses, events = [], []
     for index in range(count):
         begin = _event()
@@ -167,7 +167,7 @@ def _eager(training: Training, batches: list[Batch], count: int) -> tuple[list[f
 
 
 def _replayed(training: Training, batch: Batch, count: int) -> dict[str, float]:
-    """Replays of a whole iteration on one batch; the loss must fall."""
+    """Times replays of a captured iteration on one batch; the loss must fall."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -191,7 +191,7 @@ def _replayed(training: Training, batch: Batch, count: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Trains, compares losses and writes figures."""
+    """Trains the models, compares losses and writes figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="small models, three iterations")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Counts the instructions and allocations of optimizer steps, and compares them with a baseline.
 
-Callgrind's numbers agree within 0.4 % from run to run, as those of no clock do. `make
-test-host-path` fails if a row of `suites/host_path_rows.py` costs more than the committed baseline.
+Callgrind's counts agree within 0.4 % from run to run, which times never do. `make test-host-path`
+fails if a row in `suites/host_path_rows.py` costs more than the committed baseline.
 
 Example:
     python benchmarks/host_path.py --check
@@ -27,7 +27,7 @@ import host_path_baseline as baseline
 import torchfuse
 from suites.host_path_rows import ROWS, Row
 
-#: Python specializes a function's bytecode while it runs for the first few times.
+#: Python specializes a function's bytecode in the first few calls.
 WARM_UP_STEPS = 20
 STEPS = 10
 
@@ -46,13 +46,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def selected(only: str = "", peers: bool = False) -> list[Row]:
-    """The rows with this in their names; one whose whole name it is stands alone."""
+    """Returns the rows whose names contain `only`, or just the row named exactly `only`."""
     rows = [row for row in ROWS if only in row.name and (peers or not row.peer)]
     return [row for row in rows if row.name == only] or rows
 
 
 def run_under_valgrind(names: Sequence[str]) -> None:
-    """Runs in valgrind: one dump of the counters per row."""
+    """Runs in valgrind, and writes a dump per row."""
     if torchfuse._C.cpu_isa() != "avx2":
         raise RuntimeError(
             f"host_path: expected avx2 under valgrind, got {torchfuse._C.cpu_isa()}: other code "
@@ -79,7 +79,7 @@ def count_alone(rows: Sequence[Row]) -> list[callgrind.Profile]:
 
 
 def count(rows: Sequence[Row]) -> list[callgrind.Profile]:
-    """A profile per row, counted in as many programs at once as there are processors."""
+    """Returns a profile per row; runs as many programs in parallel as there are processors."""
     programs = min(os.cpu_count() or 1, len(rows))
     with ThreadPoolExecutor(programs) as pool:
         parts = list(pool.map(count_alone, [rows[part::programs] for part in range(programs)]))
@@ -87,7 +87,7 @@ def count(rows: Sequence[Row]) -> list[callgrind.Profile]:
 
 
 def measure(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Counts of each row; takes some minutes."""
+    """Returns each row's counts; takes several minutes."""
     return [
         {
             "contender": row.contender,
@@ -100,7 +100,7 @@ def measure(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def table(measured: Sequence[dict[str, Any]]) -> str:
-    """A line for each row."""
+    """Returns a table with a line for each row."""
     lines = [
         "| host path | tensors | instructions per step | per tensor | allocations per step |",
         "|---|---:|---:|---:|---:|",
@@ -115,7 +115,7 @@ def table(measured: Sequence[dict[str, Any]]) -> str:
 
 
 def breakdown(row: Row, profile: callgrind.Profile, most: int) -> str:
-    """The dearest functions of a step, by tensor, and who allocates in it."""
+    """Returns the most expensive functions per step and tensor, and the allocating functions."""
     total = profile.instructions()
     per_tensor = STEPS * row.tensors
     lines = [f"{row.name}: {total / per_tensor:,.1f} instructions per step and tensor"]
@@ -130,7 +130,7 @@ def breakdown(row: Row, profile: callgrind.Profile, most: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Counts, prints and compares."""
+    """Counts the selected rows, prints the counts and compares them with the baseline."""
     options = parse_arguments(arguments)
     if options.under_valgrind:
         run_under_valgrind(options.under_valgrind)

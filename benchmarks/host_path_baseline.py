@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The committed counts of the host path, and the comparison with them."""
+"""Reads and writes the committed host-path counts, and compares new counts with the baseline."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 from torchfuse import _loader
 
 FILE = Path(__file__).parent / "baselines" / "host_path.json"
-#: A count may be so much above its baseline.
+#: A count may exceed the baseline by this fraction.
 TOLERANCE = 0.02
 UPDATE = "`python benchmarks/host_path.py --write-baseline` takes it over."
 REMEDY = (
     "If this is meant, run `python benchmarks/host_path.py --write-baseline` and commit the file."
 )
 
-#: Of one row: what is counted, and how often it happens in a step.
+#: Counts per step of one row, by unit.
 Counts = Mapping[str, float]
 UNITS = {"instructions_per_step": "instructions", "allocations_per_step": "allocations"}
 
 
 def key() -> str:
-    """What counts depend on, and the baselines are kept by: torch, Python, compilers and CUDA."""
+    """Returns the baseline's key: counts depend on torch, Python, compilers and CUDA."""
     python = f"Python {platform.python_version()} ({platform.python_compiler()})"
     build = _loader.recorded_build()
     cuda = f"CUDA {build['cuda']}" if build["cuda"] else "no CUDA"
@@ -35,7 +35,7 @@ def key() -> str:
 
 
 def counts_of(measured: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, Counts]:
-    """The counts by row, of the rows with these names."""
+    """Returns the counts of the named rows, by name."""
     by_name = {f"{row['contender']}/{row['tensors']}": row for row in measured}
     return {
         name: {unit: row[unit] for unit in UNITS} for name, row in by_name.items() if name in names
@@ -43,13 +43,13 @@ def counts_of(measured: Sequence[Mapping[str, Any]], names: Collection[str]) -> 
 
 
 def read() -> dict[str, dict[str, Counts]]:
-    """All baselines by their keys."""
+    """Reads all baselines, by key."""
     content: dict[str, dict[str, Counts]] = json.loads(FILE.read_text(encoding="utf-8"))
     return content
 
 
 def write(counts: Mapping[str, Counts], keep: bool) -> None:
-    """Makes the counts the baseline of `key()`; with `keep`, other rows stay as they are."""
+    """Stores the counts as the baseline for `key()`; `keep` preserves other rows."""
     content = read() if FILE.exists() else {}
     content[key()] = {**(content.get(key(), {}) if keep else {}), **counts}
     FILE.parent.mkdir(exist_ok=True)
@@ -59,10 +59,10 @@ def write(counts: Mapping[str, Counts], keep: bool) -> None:
 def compare(
     counts: Mapping[str, Counts], expected: Mapping[str, Counts]
 ) -> tuple[list[str], list[str]]:
-    """Compares rows with their baseline.
+    """Compares rows with the baseline.
 
     Returns:
-        What fails, and what became so much cheaper that the baseline should follow.
+        Failure messages, and hints for rows so much cheaper that the baseline should be updated.
     """
     failures, hints = [], []
     for name, row in counts.items():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes what pages state about speed from the committed summaries that they link.
+"""Updates the speed figures on pages from the committed result files that the pages link.
 
-A table whose head ends in case, peer and ratio shows the summary that is linked above it. The ratio
-of a row is the peer's time over ours: the smallest and the largest of all cases whose names begin
-with the row's. Pages also state machines, the noise of a run, how long building took, the last run
-on a GPU, and the table between `<!-- table: gpu -->` and `<!-- table: end -->`.
+A table whose header ends in case, peer and ratio shows the result file that is linked above the
+table. A row's ratio is the peer's time divided by ours, as the minimum and maximum over all cases
+whose names begin with the row's case. The program also updates processor names, a run's noise, the
+build time, the last GPU run, and the table between `<!-- table: gpu -->` and `<!-- table: end -->`.
 
 Example:
     python benchmarks/report.py --write    rewrites the pages
-    python benchmarks/report.py --check    exits with 1 and names what the files do not say
+    python benchmarks/report.py --check    prints stale lines and exits with 1 if there are any
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import result_file
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 README = "README.md"
-#: Of these pages, the way to docs/testing.md and to the root; None: no paragraph about a GPU.
+#: Relative paths from each page to docs/testing.md and to the root. None: no GPU paragraph.
 PAGES: dict[str, tuple[str, str] | None] = {
     README: ("docs/testing.md", ""),
     "docs/index.md": ("testing.md", "../"),
@@ -54,7 +54,7 @@ WITHOUT_GPU = (
 
 
 class Row(NamedTuple):
-    """A row of a table; lines are counted from 1."""
+    """A table row; line numbers start at 1."""
 
     line: int
     label: str
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of ratios, the title of its section and the result file that it shows."""
+    """A table of ratios, with the section title and the result file that the table shows."""
 
     page: str
     section: str
@@ -74,10 +74,10 @@ class Table(NamedTuple):
 
 
 def tables(page: str, text: str) -> list[Table]:
-    """The tables of a page.
+    """Returns a page's tables.
 
     Raises:
-        ValueError: a table has no result file above it, or a row has other cells.
+        ValueError: no result file is linked above a table, or a row has unexpected cells.
     """
     found: list[Table] = []
     section, file, inside = "", "", False
@@ -100,10 +100,10 @@ def tables(page: str, text: str) -> list[Table]:
 
 
 def ratios(result: dict[str, Any], table: Table, row: Row) -> list[dict[str, float]]:
-    """Quartiles of the ratios of the cases that a row is about.
+    """Returns the ratio quartiles of each case that belongs to a row.
 
     Raises:
-        ValueError: the file has no such case, or one of them has no such peer.
+        ValueError: the file contains no such case, or a case lacks the row's peer.
     """
     entries = [
         entry["ratios"].get(row.peer)
@@ -119,32 +119,32 @@ def ratios(result: dict[str, Any], table: Table, row: Row) -> list[dict[str, flo
 
 
 def as_text(values: list[float]) -> str:
-    """The smallest and the largest with three digits, or the one that both are."""
+    """Returns "minimum to maximum" with three digits, or a single number if both are equal."""
     ends = (min(values), max(values))
     return " to ".join(dict.fromkeys(f"{end:.{2 if end < 9.995 else 1}f}" for end in ends))
 
 
 def machine(context: dict[str, Any]) -> str:
-    """The processor and its instructions as pages name them."""
+    """Returns the processor and instruction set as written on pages."""
     processor = re.sub(r"\((R|TM)\)| Processor| CPU @ .*", "", context["cpu"])
     return f"{processor} with {ISA.get(context['cpu_isa'], context['cpu_isa'])}"
 
 
 def threads(context: dict[str, Any]) -> str:
-    """How many threads, in words."""
+    """Returns the number of threads in words."""
     return THREADS.get(context["threads"], f"{context['threads']} threads")
 
 
 def load(root: Path, file: str) -> dict[str, Any]:
-    """A summary, by its path in the repository."""
+    """Reads a result file by the path in the repository."""
     return result_file.read(root / file)
 
 
 def _machines(root: Path, page: str, text: str) -> str:
-    """The words before each link of a result file, which name a processor.
+    """Returns the text with the processor named before each link to a result file.
 
     Raises:
-        ValueError: before the link of a table stand other words.
+        ValueError: the words before a table's link do not name a processor.
     """
     named = {match["file"] for match in MACHINE.finditer(text)}
     for table in tables(page, text):
@@ -162,7 +162,7 @@ def _machines(root: Path, page: str, text: str) -> str:
 
 
 def _noise(root: Path, file: str) -> str:
-    """How far torch is from itself."""
+    """Returns the minimum and maximum ratio of torch timed against itself."""
     rows = load(root, file)["benchmarks"]
     ends = [
         row["ratios"]["torch fused"]["median"] for row in rows if row["name"].startswith("noise/")
@@ -173,7 +173,7 @@ def _noise(root: Path, file: str) -> str:
 
 
 def _build(root: Path) -> str:
-    """Seconds of the newest committed times of a build, to the nearest five."""
+    """Returns the newest committed build times in seconds, rounded to multiples of five."""
     files = sorted((root / RESULTS).glob("*/*-build-*.json"), key=lambda path: path.name)
     if not files:
         raise ValueError(f"{README}: expected a result of building in {RESULTS}, got none.")
@@ -183,7 +183,7 @@ def _build(root: Path) -> str:
 
 
 def gpu_run(root: Path) -> tuple[str, dict[str, Any]] | None:
-    """Path and content of the newest committed result of tools/gpu_run.sh on a GPU."""
+    """Returns path and content of the newest committed tools/gpu_run.sh result from a GPU."""
     paths = sorted((root / RESULTS).glob("*/*.json"))
     results = [(path.relative_to(root).as_posix(), result_file.read(path)) for path in paths]
     ours = [
@@ -195,7 +195,7 @@ def gpu_run(root: Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def gpu_paragraph(root: Path, testing: str, to_root: str) -> str:
-    """When the CUDA kernels last ran on a GPU, and which stages have not passed."""
+    """Returns the paragraph about the last run on a GPU, with the stages that did not pass."""
     proofs = f"[Testing]({testing}#what-only-a-gpu-can-show) says what each test proves."
     found = gpu_run(root)
     if found is None:
@@ -217,7 +217,7 @@ def gpu_paragraph(root: Path, testing: str, to_root: str) -> str:
 
 
 def gpu_table(root: Path) -> str:
-    """What the last run on a GPU measured: device time beside that of a copy, and a peer's."""
+    """Returns the table of device times from the last GPU run, compared with a copy and a peer."""
     found = gpu_run(root)
     stage = {} if found is None else found[1]["stages"].get("benchmarks", {})
     rows = stage.get("figures", {}).get("rows", {})
@@ -242,10 +242,11 @@ def _replaced_once(page: str, text: str, pattern: re.Pattern[str], new: str) -> 
 
 
 def refreshed(root: Path, page: str, text: str) -> str:
-    """The text of a page with the figures of the result files.
+    """Returns a page's text with figures from the result files.
 
     Raises:
-        ValueError: a table names a case or a peer that its file has not, or a sentence is missing.
+        ValueError: a table names a case or peer that the result file lacks, or a sentence to update
+            is missing.
     """
     found = tables(page, text)
     lines = text.split("\n")
@@ -265,7 +266,7 @@ def refreshed(root: Path, page: str, text: str) -> str:
 
 
 def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
-    """A sentence for each place where a page differs from what it has to be."""
+    """Yields a message for each place where a page differs from the expected text."""
     old, new = text.splitlines(), wanted.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for tag, begin, end, new_begin, new_end in matcher.get_opcodes():
@@ -276,7 +277,7 @@ def stale_lines(page: str, text: str, wanted: str) -> Iterator[str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Writes or checks pages."""
+    """Rewrites or checks the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", action="store_true", help="rewrite the pages")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The summary that a benchmark writes, and where it goes.
+"""Reads and writes benchmark result files.
 
-A summary has the name of its suite, the `context` in which it was measured, and a list of
-`benchmarks`, one per line: sizes, the quartiles of each contender's seconds, and the quartiles of
-the ratios of single rounds. It has no samples.
+A result file contains the suite's name, the `context` of the measurement, and a list of
+`benchmarks`, one per line. An entry contains sizes, quartiles of each contender's seconds, and
+quartiles of the ratios per round, but no samples.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 
 import environment
 
-#: What is committed here is shown by the documentation.
+#: The documentation shows results that are committed here.
 COMMITTED = Path(__file__).resolve().with_name("results")
 DIGITS = 7
 
 
 def default_path(name: str) -> Path:
-    """The file of a run that no path was named for."""
+    """Returns the result file's path for runs without --out."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return Path("build/benchmarks") / f"{name}-{now:%Y-%m-%dT%H%M%S}.json"
 
 
 def prepare(path: Path | None, name: str) -> Path:
-    """The result's path, in a folder that exists: before hours are spent on measuring.
+    """Returns the result's path after creating the folder, before measuring begins.
 
     Raises:
-        SystemExit: the path names a folder; or a committed result, and the git tree has
-            uncommitted changes, so that no commit would have the code that was measured.
+        SystemExit: the path names a folder, or the path is below `COMMITTED` and the git tree has
+            uncommitted changes, so that no commit would contain the measured code.
     """
     path = path or default_path(name)
     if path.is_dir():
@@ -47,10 +47,11 @@ def prepare(path: Path | None, name: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A summary.
+    """Reads a result file.
 
     Raises:
-        ValueError: there is no such file, no object in it, or a figure that is no number.
+        ValueError: the file is missing, does not contain a JSON object, or contains NaN or
+            infinity.
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
@@ -66,7 +67,7 @@ def _refused(name: str) -> float:
 
 
 def rounded(value: Any) -> Any:
-    """The same with seven significant digits: more than a measurement is worth."""
+    """Returns the value with floats rounded to seven significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
@@ -77,7 +78,7 @@ def rounded(value: Any) -> Any:
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a summary as compact JSON, with a line for each benchmark."""
+    """Writes a result as compact JSON, with a line for each benchmark."""
     parts = []
     for key, value in rounded(result).items():
         text = json.dumps(value, separators=(",", ":"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a benchmark suite, and writes a summary.
+"""Runs a benchmark suite, and writes a result file.
 
 Example:
     python benchmarks/run.py --suite fused_adam
@@ -39,15 +39,15 @@ SUITES = (
     "scale",
     "gpu",
 )
-#: Every suite of the device, each in a process and with a result file of its own.
+#: Runs every suite for the device, each in a separate process with a separate result file.
 ALL = "all"
-# On a CPU its sets would take hours.
+# On a CPU, these suites' parameter sets would take hours.
 CUDA_SUITES = ("gpu",)
-#: Sets of more elements do not belong to --quick.
+#: --quick skips parameter sets with more elements.
 QUICK_NUMEL = 30_000_000
-#: What this machine's memory gives: a stream in place, and one from a buffer to another.
+#: Streams that measure memory bandwidth: scaling a buffer in place, and copying a buffer.
 IN_PLACE, COPY = "in-place scale", "copy"
-#: Streams move as much as the case, but not more than this, by device.
+#: Streams move as many bytes as the case, up to this limit per device.
 MOST = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 
 
@@ -80,10 +80,10 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def reference_streams(
     num_bytes: float, device: torch.device
 ) -> tuple[dict[str, Callable[[], object]], int]:
-    """Scales a buffer in place, and copies one: what the memory gives at this moment.
+    """Returns the streams that measure the current memory bandwidth.
 
     Returns:
-        The functions, and the bytes that each reads and writes.
+        The streams by name, and the number of bytes that each stream reads and writes.
     """
     buffer = torch.ones(max(int(min(num_bytes, MOST[device.type])) // 8, 1), device=device)
     target = torch.empty_like(buffer)
@@ -95,12 +95,12 @@ def reference_streams(
 
 
 def quartiles(spread: dict[str, float]) -> dict[str, float]:
-    """Of an entry of `summarize`."""
+    """Returns the quartiles in an entry from `summarize`."""
     return {"q1": spread["low"], "median": spread["median"], "q3": spread["high"]}
 
 
 def summary_of(case: Any, samples: dict[str, list[float]], stream_bytes: int) -> dict[str, Any]:
-    """What a result file says about a case."""
+    """Returns a case's entry for the result file."""
     summary = summarize(samples, case.subject)
     numel = case.parameters.numel
     return {
@@ -121,7 +121,7 @@ def summary_of(case: Any, samples: dict[str, list[float]], stream_bytes: int) ->
 
 
 def kernels(call: Callable[[], object]) -> int:
-    """How many kernels a call launches."""
+    """Returns how many kernels a call launches."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
@@ -139,7 +139,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     )
     host = HostShare()
     gc.collect()
-    gc.disable()  # as timeit does: a collection hits whoever runs when it is due
+    gc.disable()  # like timeit: a collection would count in an arbitrary contender's sample
     try:
         samples = interleave(
             {**functions, **streams},
@@ -151,7 +151,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     finally:
         gc.enable()
     row = summary_of(case, samples, stream_bytes)
-    if host.seconds:  # to enqueue a call, where a GPU was timed
+    if host.seconds:  # set if a GPU was timed: seconds to enqueue a call
         medians = summarize(host.seconds, case.subject)
         row["host_seconds"] = {name: medians[name]["seconds"]["median"] for name in functions}
         row["waits"] = sorted(host.waits)
@@ -160,7 +160,7 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def selected(suite: Any, only: str, quick: bool) -> list[Any]:
-    """The cases of a suite with these letters in their names."""
+    """Returns the suite's cases whose names contain `only`."""
     cases = getattr(suite, "QUICK_CASES", suite.CASES) if quick else suite.CASES
     return [
         case
@@ -170,9 +170,10 @@ def selected(suite: Any, only: str, quick: bool) -> list[Any]:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    """Runs the suites one after another; returns 1 and names them if some failed.
+    """Runs the suites one after another; if a suite failed, prints the names and returns 1.
 
-    A process each, so that no suite meets the memory, threads and process groups of another.
+    Each suite runs in a separate process, so that memory, threads and process groups are not
+    shared.
     """
     folder = arguments.out
     if folder is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Applies the code blocks of a walk-through to a copy of the source tree.
+"""Applies a walk-through's code blocks to a copy of the source tree.
 
-A comment on the page, which readers do not see, says what the next fenced block is:
+An HTML comment on the page says how to apply the next fenced block:
 
     <!-- file: PATH -->                     a new file
     <!-- insert: PATH after "TEXT" -->      lines to insert after the one line that contains TEXT
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# A fence ends with as many backticks as it began with: a block may contain shorter fences.
+# A closing fence has as many backticks as the opening fence, so a block may contain shorter fences.
 STEP = re.compile(
     r'<!-- (?:file: (?P<new>\S+)|insert: (?P<old>\S+) (?P<side>after|before) "(?P<anchor>.+)") -->'
     r"\s*^(?P<fence>`{3,})(?!`).*\n(?P<code>(?:.*\n)*?)(?P=fence)\s*$",
@@ -28,16 +28,16 @@ STEP = re.compile(
 
 
 def source_files(root: Path) -> dict[str, bytes]:
-    """Contents of all files of a checkout that git tracks or would track."""
+    """Returns the contents of all files in a checkout that git tracks or does not ignore."""
     command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     listing = subprocess.check_output(command, cwd=root, text=True).split("\0")
     return {path: (root / path).read_bytes() for path in listing if (root / path).is_file()}
 
 
 def write_tree(files: Mapping[str, bytes], tree: Path) -> None:
-    """Makes `tree` contain `files`. An unchanged file keeps its time: builds are incremental.
+    """Writes `files` to `tree`, and leaves unchanged files alone so that builds are incremental.
 
-    Files that an earlier call wrote, listed in .source_copy, are removed if `files` lacks them.
+    Files from an earlier call, listed in .source_copy, are removed if `files` lacks them.
     """
     record = tree / ".source_copy"
     former = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
@@ -53,7 +53,7 @@ def write_tree(files: Mapping[str, bytes], tree: Path) -> None:
 
 
 def apply(page: str, files: dict[str, bytes]) -> None:
-    """Applies all blocks of a page to `files`; exits with the line of one that does not fit."""
+    """Applies all blocks on a page to `files`; exits with the line of the first invalid block."""
     for directive in re.finditer(r"^<!--\s*(file|insert)\b.*", page, re.MULTILINE):
         where = f"apply_walkthrough: line {page.count(chr(10), 0, directive.start()) + 1}"
         step = STEP.match(page, directive.start())

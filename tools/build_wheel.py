@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Builds one wheel for several versions of torch and Python: `make wheel`.
 
-The kernels are compiled once. For each minor version of torch, with CUDA and for the CPU, the
-library of ops and classes is compiled against that torch, and the module for every Python whose
-headers are here. One torch lies on the disk at a time; build folders stay, so that a second run
-compiles what has changed. The interpreter that runs this must be one that every torch has: 3.11 to
-3.14.
+The kernels are compiled once. For each minor torch version, with CUDA and for the CPU, the program
+compiles the library with ops and classes, and the Python module for every Python version whose
+headers are installed. Only one torch is on disk at a time. Build folders are kept, so that a second
+run compiles changed files only. Run the program with Python 3.11 to 3.14, which all these torch
+versions support.
 
     PYTHONS="python3.12 /opt/python3.14/include"  interpreters, or folders with Python.h; default:
                                                   all that are found on PATH and below ~/.pyenv
@@ -29,19 +29,19 @@ WORK = ROOT / "build/wheel"
 PACKAGE = WORK / "package"
 TORCHES = "2.11.0 2.12.1 2.13.0 2.14.1 2.15.0"
 PYTHONS = range(10, 16)
-#: What belongs to torch or to the driver. A second OpenMP runtime would not share torch's threads.
+#: Libraries from torch or the driver. A second OpenMP runtime would not share torch's threads.
 EXCLUDED = ("libtorch.so", "libtorch_*.so", "libc10*.so", "libgomp*.so*", "libcuda.so*")
 
 
 def run(*command: str | Path, **variables: str) -> None:
-    """Runs a command in the checkout; a failure ends the program."""
+    """Runs a command in the checkout; raises CalledProcessError if the command fails."""
     print("build_wheel:", *command, flush=True)
     parts = [str(part) for part in command]
     subprocess.run(parts, check=True, env={**os.environ, **variables}, cwd=ROOT)
 
 
 def headers_of(python: str) -> Path:
-    """Returns the folder of Python.h that belongs to an interpreter, or the folder itself."""
+    """Returns the folder with an interpreter's Python.h, or `python` itself if it is a folder."""
     if Path(python).is_dir() or not shutil.which(python):
         return Path(python)
     code = "import sysconfig; print(sysconfig.get_path('include'))"
@@ -49,7 +49,7 @@ def headers_of(python: str) -> Path:
 
 
 def minor_of(headers: Path) -> int | None:
-    """Returns 12 for the headers of a Python 3.12; None for what has none or is free-threaded."""
+    """Returns 12 for Python 3.12 headers; None without headers or for a free-threaded Python."""
     level, config = headers / "patchlevel.h", headers / "pyconfig.h"
     if not level.is_file() or "define Py_GIL_DISABLED 1" in config.read_text("utf-8"):
         return None
@@ -58,7 +58,7 @@ def minor_of(headers: Path) -> int | None:
 
 
 def find_pythons() -> dict[int, Path]:
-    """Returns headers by minor version."""
+    """Returns header folders by minor Python version."""
     given = os.environ.get("PYTHONS", "").split()
     known = filter(None, (shutil.which(f"python3.{minor}") for minor in PYTHONS))
     pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3")))
@@ -78,7 +78,7 @@ def find_pythons() -> dict[int, Path]:
 
 
 def unpack_torch(version: str) -> Path:
-    """Downloads a torch and unpacks what a build reads; times are those of its files."""
+    """Downloads a torch wheel and unpacks the files that a build reads, with modification times."""
     folder, downloads = WORK / "torch", WORK / "downloads"
     shutil.rmtree(folder, ignore_errors=True)
     options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--dest", downloads)
@@ -87,8 +87,9 @@ def unpack_torch(version: str) -> Path:
     with ZipFile(wheel) as archive:
         for info in archive.infolist():
             needed = re.match(r"torch/(include/|version\.py|lib/lib[^/]*\.so)", info.filename)
-            if needed and not info.is_dir():  # ninja would compile all again for newer headers
+            if needed and not info.is_dir():
                 path = archive.extract(info, folder)
+                # Newer headers would make ninja compile everything again.
                 then = time.mktime((*info.date_time, 0, 0, -1))
                 os.utime(path, (then, then))
     wheel.unlink()
@@ -107,9 +108,9 @@ def build_kernels(with_cuda: bool) -> Path:
 
 
 def build_shim(version: str, cuda: bool, torch: Path, kernels: Path, pythons: list[Path]) -> Path:
-    """Compiles what depends on torch, and installs it into a folder of the package.
+    """Compiles the parts that depend on torch, and installs them into a folder in the package.
 
-    Without `pythons` the modules are left out.
+    Without `pythons`, the Python modules are left out.
     """
     minor = version.rpartition(".")[0]
     major = re.search(r"cuda[^=\n]*= '(\d+)", (torch / "version.py").read_text("utf-8"))
@@ -132,12 +133,12 @@ def build_shim(version: str, cuda: bool, torch: Path, kernels: Path, pythons: li
     run("cmake", "--build", folder, "--target", "torchfuse", *(["torchfuse_C"] if pythons else []))
     for component in ((), ("--component", "python")):
         run("cmake", "--install", folder, "--prefix", shim, *component)
-    shutil.rmtree(shim / "share", ignore_errors=True)  # the wheel has its own license
+    shutil.rmtree(shim / "share", ignore_errors=True)  # the wheel contains the license elsewhere
     return shim
 
 
 def finish_package(kernels: Path) -> None:
-    """Adds what all shims share, and removes what a program does not need."""
+    """Adds the files that all shims share, and strips the libraries."""
     shim = next((PACKAGE / "shims").iterdir()) / "lib/cmake/torchfuse"
     package = PACKAGE / "lib/cmake/torchfuse"
     package.mkdir(parents=True)
@@ -151,7 +152,7 @@ def finish_package(kernels: Path) -> None:
     shutil.copy(kernels, PACKAGE / "lib")
     for library in PACKAGE.rglob("*.so"):
         run("strip", "--strip-unneeded", library)
-        # Which file it is differs between wheels of torch; torch itself has loaded the right one.
+        # libgomp's file name differs between torch wheels, and torch has already loaded libgomp.
         if library.name == "libtorchfuse.so" or library.name.startswith("_C."):
             run("patchelf", "--remove-needed", "libgomp.so.1", library)
 
@@ -164,11 +165,11 @@ def main() -> None:
     kernels = build_kernels(with_cuda)
     for version in os.environ.get("TORCHES", TORCHES).split():
         torch = unpack_torch(version)
-        # The Pythons for which there is such a torch.
+        # Python versions that this torch version supports.
         known = PYTHONS[1:] if int(version.split(".")[1]) >= 15 else PYTHONS[:-1]
         headers = [pythons[minor] for minor in known if minor in pythons]
         shim = build_shim(version, with_cuda, torch, kernels, headers)
-        if with_cuda:  # the modules know no CUDA
+        if with_cuda:  # the Python modules do not depend on CUDA
             other = build_shim(version, False, torch, kernels, [])
             for module in shim.glob("_C.*"):
                 shutil.copy(module, other)

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks the machine code of the CUDA kernels, for every architecture, without a GPU.
+"""Checks the CUDA kernels' machine code for every architecture, without a GPU.
 
-It reads a library that was built for all architectures, with NVIDIA's cuobjdump. Every kernel must
-do without spills, local memory and stack, let as many blocks be resident as its launch bounds ask
-for, and respect the limits of arguments and static shared memory. tools/cubin/budget.json has one
-line for a kernel in all its dtypes and alignments. None of these may take more registers than the
-largest did, or a quarter more code; together they must not lose 128-bit accesses; their cache hints
-and their number are fixed. After review, --update records the figures anew.
+The program reads a library, built for all architectures, with NVIDIA's cuobjdump. A kernel must not
+use spills, local memory or a stack. As many blocks must be resident as the launch bounds demand.
+Arguments and static shared memory must stay within limits.
 
-Exit status: 0 all is well, or the build has no CUDA on purpose; 1 violations; 2 cannot check.
+tools/cubin/budget.json has a line per kernel, for all forms (dtypes and alignments). A form must
+not use more registers than the recorded maximum, or 25 % more code. All forms together must not
+lose 128-bit accesses. Cache hints and the number of forms must not change. After a review, --update
+records the new figures.
+
+Exit status: 0 if there are no violations or CUDA is disabled; 1 for violations; 2 if a check is not
+possible.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ BUDGET = ROOT / "tools/cubin/budget.json"
 
 
 def cmake_cache(library: Path) -> dict[str, str]:
-    """The CMake cache of the build that a library lies in; empty outside a build."""
+    """Returns the CMake cache of the build that contains a library; empty outside a build."""
     caches = (folder / "CMakeCache.txt" for folder in library.resolve().parents)
     text = next((path.read_text(encoding="utf-8") for path in caches if path.is_file()), "")
     return dict(re.findall(r"^(\w+):\w+=(.*)$", text, re.MULTILINE))
@@ -37,7 +40,7 @@ def check(library: Path, update: bool) -> int:
     """Compares a library with the budget, or records it; returns the exit status.
 
     Raises:
-        CannotCheckError: there is no verdict.
+        CannotCheckError: the library cannot be checked.
     """
     cache = cmake_cache(library)
     nvcc = re.sub(".*NOTFOUND$", "", cache.get("CMAKE_CUDA_COMPILER", ""))

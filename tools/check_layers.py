@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks that layers include and import lower ones only, and that SIMD objects keep to themselves.
+"""Checks that layers include and import lower layers only, and that SIMD objects are isolated.
 
-Layers are the folders of csrc, the folders within api and ops, and those of the Python package.
+Layers are the folders in csrc, the folders within api and ops, and the Python package's modules.
 
-With --build-dir it also reads the symbols of the objects that are compiled once per instruction
-level: a weak symbol that they share with other objects could be linked in its AVX-512 form for
-every machine (Note [One object per instruction level] in csrc/kernels/cpu/isa.h).
+With --build-dir, the program also reads the symbols in objects that are compiled once per
+instruction level. If such an object shared a weak symbol with other objects, the linker could pick
+the AVX-512 definition for every machine (Note [One object per instruction level] in
+csrc/kernels/cpu/isa.h).
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ PYTHON = r"(pybind11/|Python\.h$|torch/csrc/utils/pybind\.h$|torch/extension\.h$
 CUDA = r"(cuda[_./]|cuda_runtime|cub/|cooperative_groups|curand)"
 ABOVE_KERNELS = "ops/|api/|bindings/|torchfuse/"
 
-#: What a folder's files must not include (csrc/README.md); the first folder that matches decides.
+#: Includes that are forbidden in a folder (csrc/README.md); the first matching folder decides.
 RULES = {
-    # Plain math, shared by g++ and nvcc.
+    # Plain math for both g++ and nvcc.
     "kernels/functors/": f"{TORCH}|{PYTHON}|{CUDA}|kernels/(cpu|cuda|instantiate)/|{ABOVE_KERNELS}",
     "kernels/common/": f"{TORCH}|{PYTHON}|kernels/(cpu|cuda|functors)/|{ABOVE_KERNELS}",
     "kernels/cpu/": f"{TORCH}|{PYTHON}|{CUDA}|kernels/cuda/|{ABOVE_KERNELS}",
     "kernels/": f"{TORCH}|{PYTHON}|{ABOVE_KERNELS}",
-    # Ops call kernels through kernels/*.h and know no driver.
+    # Ops call kernels through kernels/*.h and never include CUDA kernels.
     "ops/": rf"{PYTHON}|torch/(all|torch)\.h$|.*\.cuh$|kernels/cuda/|kernels/cpu/(?!isa\.h$)"
     r"|api/|bindings/|torchfuse/(optim|amp|nn|parallel)/",
-    # The C++ classes and the bindings use public headers only, and these are installed alone.
+    # The C++ classes and the bindings use public headers only. Only public headers are installed.
     "api/": f"{PYTHON}|kernels/|ops/|bindings/",
     "include/": f"{PYTHON}|kernels/|ops/|api/|bindings/",
     "bindings/": "kernels/|ops/|api/",
 }
 
-#: Folders and modules that have an order, from the highest down: where they are, how a line names
-#: another one, and the order. Each uses those below it, and what has no order.
+#: Ordered folders and modules: a pattern of paths, a pattern of lines that use another folder, and
+#: the order from the highest down. A folder may use lower folders and folders without an order.
 ORDERS = (
     (
         r"csrc/(?:api|include/torchfuse)/(\w+)",
@@ -64,7 +65,7 @@ ORDERS = (
 
 
 def check_file(path: str, text: str) -> Iterator[str]:
-    """Violations in one file, each as a sentence; `path` is relative to the repository."""
+    """Yields violations in one file as messages; `path` is relative to the repository."""
     folder = next((folder for folder in RULES if path.startswith(f"csrc/{folder}")), None)
     if folder is not None:
         for name in re.findall(rf'{INCLUDE}([^>"]+)', text, re.MULTILINE):
@@ -80,7 +81,7 @@ def check_file(path: str, text: str) -> Iterator[str]:
 
 
 def check_files() -> Iterator[str]:
-    """Violations in the source tree."""
+    """Yields violations in the source tree."""
     for folder in ("csrc", "python/torchfuse"):
         for file in sorted((ROOT / folder).rglob("*")):
             if file.suffix in SUFFIXES:
@@ -88,11 +89,11 @@ def check_files() -> Iterator[str]:
 
 
 def check_objects(build_dir: Path) -> Iterator[str]:
-    """Violations in the objects of all instruction levels of a build.
+    """Yields violations in a build's objects for all instruction levels.
 
-    Another object's definition may replace a weak (W, V) or unique (u) symbol. Only symbols of the
-    level's namespace belong to its objects alone. binutils cannot demangle some templates, so the
-    mangled names are compared.
+    Another object's definition may replace a weak (W, V) or unique (u) symbol, except for symbols
+    in the level's namespace, which no other object defines. binutils cannot demangle some
+    templates, so mangled names are compared.
     """
     targets = build_dir / "csrc/kernels/CMakeFiles"
     on_aarch64 = (targets / "torchfuse_kernels_neon.dir").exists()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks that files of C++ and Python have at most 600 lines and functions at most 60.
+"""Checks that C++ and Python files have at most 600 lines, and functions at most 60.
 
-A docstring does not count. A C++ function is a block that clang-format indents by 0 or 2 spaces.
+A function's docstring does not count. A C++ function is a block that clang-format indents by 0 or 2
+spaces.
 """
 
 import ast
@@ -16,7 +17,7 @@ BLOCK = re.compile(r"{\n(?:(?:  .*|#.*|)\n)+}$|{\n(?:(?:    .*|#.*|)\n)+  }$", r
 
 
 def functions(name: str, text: str) -> Iterator[tuple[int, int]]:
-    """The first line of each function, and its number of lines."""
+    """Yields each function's first line and number of lines."""
     if not name.endswith(".py"):
         for block in BLOCK.finditer(text):
             yield text.count("\n", 0, block.start()) + 1, block[0].count("\n") + 1

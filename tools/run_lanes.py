@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs make targets one after another, even after one fails, and prints what each cost.
+"""Runs make targets in order, continues after failures, and prints each target's cost.
 
-Processor seconds (user + system, of all processes that were waited for) compare between machines
-and loads; minutes do not.
+Processor seconds (user + system, over all child processes) are comparable between machines and
+loads. Minutes are not.
 
     python tools/run_lanes.py "make test" test-cpp test-python
 """
@@ -13,7 +13,7 @@ import sys
 import time
 
 name, *lanes = sys.argv[1:]
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads share the cores with other tests
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the cores are shared with other tests
 lines, failed, total = [], [], time.monotonic()
 for lane in lanes:
     print(f"--- {lane}", flush=True)

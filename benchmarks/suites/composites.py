@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizers that torch lacks, as a user of torch writes them: of foreach operations.
+"""Optimizers that torch lacks, composed of torch's foreach operations.
 
-Each computes by the formula of torchfuse's class, with its defaults.
+Each class uses the formula and defaults of the torchfuse class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from suites.steps import grads_of
 
 
 class _Foreach(torch.optim.Optimizer, abc.ABC):
-    """One group of parameters that all have a gradient."""
+    """Base class with one parameter group; every parameter must have a gradient."""
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -26,13 +26,13 @@ class _Foreach(torch.optim.Optimizer, abc.ABC):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step."""
+        """Performs one step."""
         self._steps += 1
         self._update(self._params, grads_of(self._params))
 
     @abc.abstractmethod
     def _update(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """Changes parameters and states."""
+        """Updates parameters and states."""
 
 
 class ForeachLAMB(_Foreach):
@@ -41,7 +41,7 @@ class ForeachLAMB(_Foreach):
     def __init__(
         self, params: list[Tensor], lr: float, weight_decay: float, max_grad_norm: float | None
     ) -> None:
-        """`max_grad_norm` limits the norm of all gradients."""
+        """`max_grad_norm` limits the global gradient norm."""
         super().__init__(params, lr, weight_decay)
         self._second = [torch.zeros_like(param) for param in params]
         self._max_grad_norm = max_grad_norm
@@ -91,7 +91,7 @@ class ForeachNovoGrad(_Foreach):
 def _rates(
     params: list[Tensor], grads: list[Tensor], weight_decay: float, trust: float
 ) -> tuple[Tensor, ...]:
-    """The trust ratios of LARS and LARC."""
+    """Returns LARS's and LARC's trust ratios times `trust`."""
     param_norms = torch._foreach_norm(params)
     denominators = list(torch._foreach_norm(grads))
     torch._foreach_add_(denominators, param_norms, alpha=weight_decay)
@@ -125,7 +125,7 @@ class ForeachLion(_Foreach):
 
 
 class ForeachLARC(torch.optim.SGD):
-    """torch's fused SGD, behind the formula of torchfuse.parallel.LARC with `clip=False`."""
+    """torch's fused SGD after the formula of torchfuse.parallel.LARC with `clip=False`."""
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float) -> None:
         """The momentum is 0.9 and the trust coefficient 0.02."""
@@ -134,7 +134,7 @@ class ForeachLARC(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step, which leaves the adapted gradients in `.grad`."""
+        """Performs one step, and leaves the adapted gradients in `.grad`."""
         params = self.param_groups[0]["params"]
         grads = grads_of(params)
         rates = _rates(params, grads, self._weight_decay, 0.02)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A step of 400 DTensors, as FSDP2 makes it: here on a mesh of one process.
+"""Steps on 400 DTensors, as with FSDP2, on a one-process mesh.
 
-With one process there is nothing to communicate. What is left is the work per tensor: torch
-dispatches every operation through DTensor, ours takes the local tensors once.
+With one process there is no communication, so the suite measures the work per tensor. torch
+dispatches every operation through DTensor. torchfuse extracts the local tensors once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _mesh(device_type: str) -> DeviceMesh:
 
 
 def sharded(tensor: torch.Tensor) -> DTensor:
-    """The tensor as a DTensor on a mesh of one process, which the first call makes."""
+    """Returns the tensor as a DTensor on a one-process mesh, which the first call creates."""
     return distribute_tensor(tensor, _mesh(tensor.device.type), [Shard(0)])
 
 

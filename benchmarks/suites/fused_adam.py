@@ -35,15 +35,15 @@ _CONTENDERS = {
         DEFAULT: {},
     }.items()
 }
-# fp32 step: reads param, grad and two moments, writes param and moments. With scale and clip the
-# gradients are read twice. All bf16 or fp64: the same operands at half or twice the width.
+# Bytes per element. An fp32 step reads param, grad and two moments, and writes param and moments.
+# Scaling and clipping read the gradients twice. In bf16 and fp64, the bytes halve and double.
 STEP = 28
 SCALE_CLIP_STEP = 32
 NORM = 4
 
 
 def our_adam(dtype: torch.dtype = torch.float32) -> Contender:
-    """FusedAdam. torch keeps the moments of a bf16 parameter in bf16; so do we here."""
+    """Returns FusedAdam; for bf16 parameters with bf16 moments, like torch."""
     options: dict[str, Any] = {"weight_decay": WEIGHT_DECAY}
     if dtype == torch.bfloat16:
         options["state_dtype"] = dtype
@@ -56,7 +56,7 @@ def case(
     *peers: str | Contender,
     dtype: torch.dtype = torch.float32,
 ) -> StepCase:
-    """A case of the pipeline `step`, `scale_clip_step` or another, named in `CASES`."""
+    """Returns a case for a pipeline in `CASES`, such as `step` or `scale_clip_step`."""
     subject = _CONTENDERS[AGAIN] if pipeline == "noise" else our_adam(dtype)
     scaled = pipeline == "scale_clip_step"
     return StepCase(
@@ -72,7 +72,7 @@ def case(
 
 @dataclasses.dataclass(frozen=True)
 class NormCase:
-    """Norm and non-finite check in one read, against torch's norm; verified in fp64."""
+    """Norm and non-finite check in one pass, against torch's norm; verified in fp64."""
 
     parameters: ParameterSet
 
@@ -82,11 +82,11 @@ class NormCase:
 
     @property
     def name(self) -> str:
-        """For --only and for the table."""
+        """Name for --only and the table."""
         return f"norm_and_check/{self.parameters.name}"
 
     def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
-        """Both on the same gradients."""
+        """Verifies our norm, and returns both functions on the same gradients."""
         grads = self.parameters.randn(torch.float32, device, seed)
         expected = float(fp64_norm(grads))
         norm, found_inf = torch.ops.torchfuse.multi_tensor_l2_norm(grads)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a GPU is asked in two minutes: device time by events, beside a copy.
+"""Cases that a GPU runs in two minutes, timed by CUDA events and compared with a copy.
 
-Sets that its caches hold are left to the other suites, all but 10,000 tensors and a single small
-one, which show what launches and the host cost. `QUICK_CASES` are small sets of the same kinds.
+The parameter sets do not fit in the GPU's caches, except for 10,000 small tensors and a single
+small tensor, which show launch and host overhead. `QUICK_CASES` uses small sets of the same kinds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPLAY, TORCH_REPLAY, EMPTY = "torchfuse, replayed", "torch fused, replayed", "a
 
 @dataclasses.dataclass(frozen=True)
 class UnscaleCase:
-    """Check and unscale, against the operation of torch's scaler."""
+    """Overflow check and unscaling, against the op that torch's scaler calls."""
 
     parameters: ParameterSet
 
@@ -37,11 +37,11 @@ class UnscaleCase:
 
     @property
     def name(self) -> str:
-        """For --only and for the table."""
+        """Name for --only and the table."""
         return f"unscale/{self.parameters.name}"
 
     def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
-        """Both sides must halve the gradients, and find none that is not finite."""
+        """Verifies that both sides halve finite gradients, and returns the functions to time."""
         found_inf = torch.zeros((), device=device)
         half, one = (torch.full((), value, device=device) for value in (0.5, 1.0))
         functions: dict[str, Callable[[], object]] = {}
@@ -54,13 +54,13 @@ class UnscaleCase:
             unscale(grads, found_inf, half)
             if not all(map(torch.equal, grads, expected)) or float(found_inf) != 0:
                 raise RuntimeError(f"{self.name}: expected {name} to halve finite gradients")
-            # A factor of one leaves the numbers as they are, however often it is applied.
+            # Repeated calls with factor 1 do not change the gradients.
             functions[name] = functools.partial(unscale, grads, found_inf, one)
         return functions
 
 
 class LaunchCase:
-    """Adam on one small tensor, eager and as a graph: what a launch costs, and the host."""
+    """Adam on one small tensor, eager and as a graph: measures launch and host overhead."""
 
     name = f"launch/{LAUNCH_NUMEL}"
     subject = OURS
@@ -69,7 +69,7 @@ class LaunchCase:
     parameters = ParameterSet(name, ((LAUNCH_NUMEL,),))
 
     def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
-        """Eager steps and replays; a kernel that does nothing takes one argument of 8 bytes."""
+        """Returns eager steps, graph replays and an empty kernel with one 8-byte argument."""
         functions: dict[str, Callable[[], object]] = {EMPTY: lambda: torch.cuda._sleep(0)}
         for name, replay in ((OURS, REPLAY), (FUSED, TORCH_REPLAY)):
             functions[name] = self._optimizer(name, device, seed).step
@@ -101,7 +101,7 @@ def _from_the_end(params: list[torch.Tensor], max_norm: float | None) -> Any:
 
 
 def _against_fused(case: StepCase) -> StepCase:
-    """The case without foreach, which would take minutes for many tensors."""
+    """Returns the case without the foreach peer, which would take minutes for many tensors."""
     kept = tuple(c for c in case.contenders if c.name in (OURS, FUSED))
     return dataclasses.replace(case, contenders=kept)
 
@@ -109,7 +109,7 @@ def _against_fused(case: StepCase) -> StepCase:
 def _layers(
     layer: str, shapes: Sequence[tuple[int, ...]], layouts: Sequence[str] = ("",)
 ) -> list[LayerCase]:
-    """Forward and backward apart."""
+    """Returns cases that time forward and backward separately."""
     return [
         LayerCase(
             "/".join(filter(None, (layer, direction, name, layout, "x".join(map(str, shape))))),
@@ -131,7 +131,7 @@ _OF_OPTIMIZERS = ("lamb/step", "sgd/scale_clip", "novograd/step")
 _REVERSED = Contender("torchfuse, update from the end", _from_the_end, ours=True)
 
 CASES = (
-    # First: torch's profiler, which counts the kernels of each case, makes later launches slower.
+    # Keep first: torch's profiler, which counts each case's kernels, slows down later launches.
     LaunchCase(),
     fused_adam.case("step", "large", FUSED),
     fused_adam.case("bf16_step", "large", FUSED, dtype=torch.bfloat16),
@@ -143,7 +143,7 @@ CASES = (
     fused_adam.NormCase(load("gpt2_xl")),
     UnscaleCase(load("large")),
     *(c for c in optimizers.CASES if c.name.startswith(_OF_OPTIMIZERS) and "bert" in c.name),
-    # One layer of each kind first: time may end. The vocabulary has an odd length.
+    # One layer of each kind first, in case time runs out. The vocabulary size is odd.
     *_layers("cross_entropy", ((4096, 50257),)),
     *_layers("batch_norm", BATCH_NORM_SHAPES[:1], _LAYOUTS),
     *_layers("layer_norm", ROW_SHAPES),

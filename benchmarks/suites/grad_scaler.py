@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the gradient scaler costs: step and update of 400 tensors, with clipping.
+"""Gradient scaler step and update for 400 tensors, with clipping.
 
-Against our optimizer's step alone with its own check (the scaler's share), and against torch's
-scaler with unscale_, clip_grad_norm_ and torch's fused AdamW.
+The peers are our optimizer's step with the built-in overflow check, which shows the scaler's share,
+and torch's scaler with unscale_, clip_grad_norm_ and torch's fused AdamW.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The steps whose instructions `host_path.py` counts, on tensors of one element.
+"""Steps for `host_path.py`, on tensors with one element.
 
-With one element per tensor nearly all of a step is host work: reading gradients and pointers,
+With one element per tensor, a step is almost entirely host work: reading gradients and pointers,
 checking identities, filling tables.
 """
 
@@ -23,13 +23,13 @@ TENSORS = 400
 ADAM_TENSORS = (100, 400, 1000, 10_000)
 
 Step = Callable[[], object]
-#: Makes the optimizer of so many tensors.
+#: Creates an optimizer for the given number of tensors, and returns the step.
 Prepare = Callable[[int], Step]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One step. A peer's is not ours to keep cheap: it is counted on request, without baseline."""
+    """A step to count. Peers have no baseline and are counted on request only."""
 
     contender: str
     tensors: int
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For --only and for the baseline."""
+        """Name for --only and the baseline."""
         return f"{self.contender}/{self.tensors}"
 
 
@@ -80,11 +80,11 @@ def _scaled_step(tensors: int) -> Step:
     return step
 
 
-#: What differs from the defaults of a class.
+#: Hyper-parameters that differ from a class's defaults.
 HYPER_PARAMS: dict[type, dict[str, Any]] = {FusedSGD: {"momentum": 0.9}}
 
 ROWS = (
-    # Every fused optimizer, of which only Adam has several numbers of tensors.
+    # Every fused optimizer; only Adam with several numbers of tensors.
     *(
         Row(kind.__name__, tensors, _step_of(kind, **HYPER_PARAMS.get(kind, {})))
         for kind in (spec.optimizer for spec in OPTIM_SPECS)

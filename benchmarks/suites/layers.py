@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Batch, layer and RMS normalization and cross entropy, against torch's modules and functions.
 
-What ours returns is compared with torch's in fp64, because torch adds up the gradients of 16-bit
-weights in 16 bits.
+torchfuse's results are compared with torch's fp64 results, because torch accumulates 16-bit weight
+gradients in 16 bits.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torchfuse.parallel import SyncBatchNorm
 
 THEIRS = "torch"
 SMOOTHING = 0.1
-#: Of the exact result's norm. torch keeps fp32 sums of 400,000 rows, seen in the fifth digit.
+#: Maximum error relative to the exact norm; fp32 sums over 400,000 rows change the fifth digit.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-3}
-#: Rounding decides whether a ReLU lets a gradient pass; then all of it is the difference.
+#: Tolerances with ReLU are larger, because rounding can flip whether a gradient passes.
 GATE_TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 6e-2}
-#: Least passes over the input, forward and backward: each operand that is read or written, once;
-#: batch normalization needs its statistics, and its sums, before it can write.
+#: Minimum passes over the input, forward and backward. Each operand is read or written once, but
+#: batch normalization reads operands twice, because statistics and sums precede the writes.
 PASSES = {
     "batch_norm": (3, 5),
     "layer_norm": (2, 3),
     "rms_norm": (2, 3),
     "cross_entropy": (1, 2),
 }
-#: Shapes that several suites share: layers of ResNet-50 at a batch of 32; rows of language models.
+#: Shapes shared by several suites: ResNet-50 layers with batch 32, and language model rows.
 BATCH_NORM_SHAPES = ((32, 64, 112, 112), (32, 256, 56, 56), (32, 2048, 7, 7))
 ROW_SHAPES = ((4096, 1024), (512, 8192))
 
 Forward = Callable[[Tensor], Tensor]
-#: What is timed of one side, and what it returned.
+#: The function to time, and results to compare.
 Side = tuple[Callable[[], object], dict[str, Tensor]]
 
 
@@ -49,14 +49,14 @@ class LayerCase:
     """One row: a layer, forward, backward or both.
 
     Attributes:
-        name: for --only and for the table.
-        layer: one of `PASSES`.
-        shape: of the input.
-        dtype: of the input.
+        name: Name for --only and the table.
+        layer: A key in `PASSES`.
+        shape: Input shape.
+        dtype: Input dtype.
         direction: "forward", "backward" or "both".
-        channels_last: of batch normalization.
-        fusion: "plain", "relu" or "add_relu", of batch normalization.
-        mixed: fp32 parameters of a 16-bit input; torch needs casts.
+        channels_last: Memory format for batch normalization.
+        fusion: "plain", "relu" or "add_relu", for batch normalization.
+        mixed: Use fp32 parameters with 16-bit inputs; torch needs explicit casts.
     """
 
     name: str
@@ -73,19 +73,19 @@ class LayerCase:
 
     @property
     def parameters(self) -> ParameterSet:
-        """The one tensor that the layer reads."""
+        """The layer's input as a parameter set."""
         return ParameterSet(self.name, (self.shape,))
 
     @property
     def bytes_per_element(self) -> int:
-        """Of the input; a residual is read, and its gradient written, in both directions."""
+        """Minimum bytes moved per input element, including a residual and its gradient."""
         forward, backward = PASSES[self.layer]
         passes = {"forward": forward, "backward": backward, "both": forward + backward}
         residual = 4 if self.fusion == "add_relu" else 0
         return (passes[self.direction] + residual) * self.dtype.itemsize
 
     def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
-        """Builds both sides, compares ours with fp64, and keeps what is timed."""
+        """Builds both sides, compares our results with fp64, and returns the functions to time."""
         ours, results = self._side(device, seed, True, self.dtype)
         exact = self._side(device, seed, False, torch.float64)[1]
         limit = (TOLERANCES if self.fusion == "plain" else GATE_TOLERANCES)[self.dtype]
@@ -114,7 +114,7 @@ class LayerCase:
             leaves += [residual] * (self.fusion == "add_relu")
         leaves = [x, *leaves]
         y = forward(x)
-        # Losses are mostly added up or averaged; a layer's gradient is like its output.
+        # Within a network, an output gradient is dense, with the output's memory format.
         grad = tensor(y.shape)
 
         def backward() -> Sequence[Tensor]:
@@ -132,7 +132,7 @@ class LayerCase:
         return timed, {"output": y.detach(), **dict(zip(names, backward(), strict=False))}
 
     def _fused(self, layer: Forward, residual: Tensor, ours: bool) -> Forward:
-        """The layer with what follows it."""
+        """Returns the layer with the fused ReLU and addition, as one call or separate ops."""
         if self.fusion == "plain":
             return layer
         added = self.fusion == "add_relu"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A row for each optimizer: against torch's own, or against what a user of torch writes.
+"""A row for each optimizer, against torch's optimizer or a composition of torch's operations.
 
-`masters` rows have bf16 parameters and gradients with fp32 masters; the peer keeps the masters as
-parameters of a torch optimizer, and copies gradients there and parameters back.
+`masters` rows use bf16 parameters and gradients with fp32 masters. The peer passes the masters to a
+torch optimizer, copies gradients to the masters and copies the masters back to the parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from suites.steps import FOREACH, FUSED, LEARNING_RATE, OURS, Contender, StepCas
 from torchfuse import optimizers
 from torchfuse.parallel import LARC
 
-#: torch sums the norm of the largest tensor in fp32 and misses it by 2e-3, which moves the
-#: parameters of LAMB by 6e-6.
+#: torch's fp32 norm of the largest tensor has a relative error of 2e-3, which changes LAMB's
+#: parameters by 6e-6.
 TOLERANCE = 2e-5
 _DECAY: dict[str, Any] = {"weight_decay": 0.01}
 _SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
@@ -44,9 +44,9 @@ def _our_larc(params: list[Tensor], _: float | None) -> Any:
 
 _LAMB = Contender(FOREACH, _foreach_lamb, clips=True)
 _LARC = Contender(OURS, _our_larc, ours=True)
-#: Name, our class, its options, the peer, bytes of a step and of one with masters. LAMB clips.
-#: With masters: bf16 gradient and parameter, fp32 master and states; read all but the parameter
-#: (what norms need, twice), write all but the gradient.
+#: Name, our class, options, peer, and bytes per element without and with masters. LAMB clips.
+#: With masters, a step reads the bf16 gradient, fp32 master and fp32 states, and writes master,
+#: states and bf16 parameter. If a norm precedes the update, the norm's operands are read twice.
 _ROWS: tuple[tuple[str, Any, dict[str, Any], Contender, int | None, int], ...] = (
     ("sgd", optimizers.FusedSGD, _SGD, theirs(FUSED, torch.optim.SGD, fused=True, **_SGD), 20, 20),
     ("lamb", optimizers.FusedLAMB, _DECAY, _LAMB, 44, 28),

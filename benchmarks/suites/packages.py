@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizers of packages that may be missing, or that cannot be built on a machine."""
+"""Imports optimizers from packages that may be missing or fail to build."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import torch
 DEEPSPEED = "DeepSpeed"
 BITSANDBYTES = "bitsandbytes"
 COMPILED = "torch compiled"
-#: They have an OpenMP library, with threads, beside torch's.
+#: Packages that bring a second OpenMP thread pool beside torch's.
 OTHER_POOLS = (DEEPSPEED, BITSANDBYTES, COMPILED)
-#: In which threads that wait fall asleep.
+#: Waiting threads fall asleep within this time.
 REST_SECONDS = 0.02
 
 
 def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[], None] | None:
-    """A pause in which the threads of all pools fall asleep, if contenders have several pools.
+    """Returns a pause until all threads sleep, or None if the contenders share one thread pool.
 
-    Threads spin for some milliseconds after their work. Those of one pool would do so while another
-    one works; without the pause the next contender pays for it.
+    Threads spin for some milliseconds after finishing work. Without the pause, one pool's spinning
+    threads would slow down the next contender.
     """
     if device.type != "cpu" or not set(OTHER_POOLS).intersection(contenders):
         return None
@@ -33,30 +33,29 @@ def rest_between(contenders: Iterable[str], device: torch.device) -> Callable[[]
 
 
 def as_many_threads(threads: int) -> None:
-    """Gives the pools of packages that are loaded from now on as many threads as torch's has."""
+    """Sets the number of threads for thread pools of packages that are loaded later."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def compiler_error() -> str | None:
-    """Why torch.compile makes no code for this machine, if it makes none."""
+    """Returns why torch.compile fails on this machine, or None on success."""
     try:
         torch.compile(lambda values: values + 1)(torch.zeros(8))
-    except Exception as error:  # of the compiler's part that fails
+    except Exception as error:  # depends on the failing compiler stage
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return None
 
 
 def class_of(package: str, module: str, name: str, missing: dict[str, str]) -> Any:
-    """An optimizer of another package, whose native code may be compiled for its first object.
+    """Returns another package's optimizer class, or None with the reason added to `missing`.
 
-    Returns:
-        The class; None if there is none, and then `missing` says why.
+    Creates an instance, because some packages compile native code only then.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         kind = getattr(importlib.import_module(module), name)
         kind([torch.nn.Parameter(torch.zeros(8))])
-    except Exception as error:  # whatever the package raises where it cannot be built
+    except Exception as error:  # a failing build can raise anything
         missing[f"{package} {name}"] = f"{type(error).__name__}: {error}"
         return None
     return kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parameter sets: the shapes of real models, and the shapes that break fast paths."""
+"""Parameter sets: shapes from real models, and shapes that defeat fast paths."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSet:
-    """Shapes of one optimizer's parameters, from `suites/<name>.json`.
+    """An optimizer's parameter shapes, from `suites/<name>.json`.
 
-    `offset` shifts every tensor by that many elements from an aligned address. `moments` are the
-    values that Adam's moments start from, and `zero_grads` makes all gradients zero. With
-    `bucket_mib` the tensors are views of flat buffers of about this size in fp32, the last first.
+    `offset` shifts every tensor by that many elements from an aligned address. `moments` are
+    initial values for Adam's moments, and `zero_grads` sets all gradients to zero. With
+    `bucket_mib`, tensors are views into flat buffers of about this size in fp32, in reverse order.
     """
 
     name: str
@@ -31,16 +31,16 @@ class ParameterSet:
 
     @property
     def numel(self) -> int:
-        """Number of elements of all tensors."""
+        """Total number of elements."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def randn(self, dtype: torch.dtype, device: torch.device, seed: int) -> list[torch.Tensor]:
-        """Normally distributed tensors of these shapes; the same for the same seed and device."""
+        """Returns normally distributed tensors, identical for the same seed and device."""
         generator = torch.Generator(device).manual_seed(seed)
         return [tensor.normal_(generator=generator) for tensor in self.empty(dtype, device)]
 
     def empty(self, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-        """Tensors of these shapes that nothing was written to."""
+        """Returns uninitialized tensors with these shapes."""
         if self.bucket_mib is not None:
             return self._in_buckets(self.bucket_mib * 2**20 // 4, dtype, device)
         buffers = [
@@ -55,7 +55,7 @@ class ParameterSet:
     def _in_buckets(
         self, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> list[torch.Tensor]:
-        """A bucket is full when it holds `capacity` elements, as DistributedDataParallel's."""
+        """Returns views into buckets; like DDP, closes a bucket at `capacity` elements."""
         buckets: list[list[tuple[int, ...]]] = [[]]
         for shape in reversed(self.shapes):
             if sum(map(math.prod, buckets[-1])) >= capacity:
@@ -71,7 +71,7 @@ class ParameterSet:
 
 
 def load(name: str) -> ParameterSet:
-    """Reads a parameter set."""
+    """Reads a parameter set by name."""
     content = _content(name)
     tensors = _content(content.get("shapes_of", name))["tensors"]
     shapes = tuple(tuple(entry["shape"]) for entry in tensors for _ in range(entry["count"]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Steps of other packages and of torch.compile, in fp32 without scaling and clipping.
+"""Steps by other packages and torch.compile, in fp32 without scaling and clipping.
 
 `make bench-peers` installs DeepSpeed and bitsandbytes beside the development environment and runs
-this suite. A peer that cannot be imported, built or compiled is reported with its error.
+this suite. If a peer cannot be imported, built or compiled, the result reports the error.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from suites.parameters import load
 from suites.steps import AGAIN, FUSED, LEARNING_RATE, Contender, StepCase, ours, theirs
 from torchfuse import optimizers
 
-#: Peers that could not be made, and why.
+#: Errors of peers that could not be created.
 MISSING: dict[str, str] = {}
 _DECAY: dict[str, Any] = {"weight_decay": 0.01}
 _ADAMW = torch.optim.AdamW
 
 
 class _CompiledStep:
-    """torch's optimizer, whose whole step is one function of torch.compile."""
+    """torch's AdamW with the complete step compiled by torch.compile."""
 
     def __init__(self, params: list[Tensor]) -> None:
         self._optimizer = _ADAMW(params, LEARNING_RATE, foreach=True, **_DECAY)
         self._step = torch.compile(self._optimizer.step)
 
     def step(self) -> None:
-        """One step."""
+        """Performs one step."""
         self._step()
 
 
 def _of(package: str, module: str, name: str, **options: Any) -> list[Contender]:
-    """The contender, if there is such a class."""
+    """Returns the contender in a list, or an empty list if the class is missing."""
     kind = class_of(package, module, name, MISSING)
     return [] if kind is None else [theirs(package, kind, **options)]
 
@@ -66,10 +66,10 @@ _PEERS = {
 _OURS = {
     "adam": (ours(optimizers.FusedAdam, **_DECAY), 28, None),
     "adagrad": (ours(optimizers.FusedAdagrad, eps=1e-10), 20, None),
-    # An element moves by the sign of a sum, which rounding turns where the sum is near 0.
+    # Lion moves elements by the sign of a sum, and rounding can flip the sign of a sum near 0.
     "lion": (ours(optimizers.FusedLion, **_DECAY), 20, 1e-4),
 }
-#: The small set is what --quick runs.
+#: --quick runs only the smaller set.
 CASES = tuple(
     StepCase(
         f"{name}/step/{parameters}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the time of a step grows, with tensors of 64 elements and with the elements of one tensor."""
+"""Step times by number of 64-element tensors, and by number of elements in one tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _adam(name: str, shapes: tuple[tuple[int, ...], ...]) -> StepCase:
 
 
 def _sgd(name: str, shapes: tuple[tuple[int, ...], ...]) -> StepCase:
-    # torch's fused SGD leaves 16-bit parameters on a CPU unchanged.
+    # On a CPU, torch's fused SGD does not update 16-bit parameters.
     contenders = (ours(FusedSGD), theirs(FOREACH, torch.optim.SGD, foreach=True))
     return StepCase(name, ParameterSet(name, shapes), contenders, 6, torch.bfloat16)
 

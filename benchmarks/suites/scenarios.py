@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Adam step in four scenarios, on the shapes of models.
+"""Adam steps in four scenarios, on real models' shapes.
 
-s0 is the step alone. s1 has loss scaling with its check and skip, s2 clips by the global norm, s3
-does both. Parameters are fp32, or bf16 with fp32 masters; moments are fp32 for all contenders.
+s0 is the step alone. s1 adds loss scaling with an overflow check, s2 adds clipping by the global
+norm, and s3 adds both. Parameters are fp32, or bf16 with fp32 masters. All contenders keep fp32
+moments.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from suites.parameters import load
 from suites.steps import FOREACH, FUSED, WEIGHT_DECAY, StepCase, ours, theirs
 from torchfuse.optimizers import FusedAdam
 
-#: Peers that could not be made, and why.
+#: Errors of peers that could not be created.
 MISSING: dict[str, str] = {}
-#: By name: loss scaling, clipping.
+#: (loss scaling, clipping) by scenario.
 SCENARIOS = {"s0": (False, False), "s1": (True, False), "s2": (False, True), "s3": (True, True)}
-#: Models with all scenarios, and shapes for which the first and the last scenario say enough.
+#: Parameter sets for all scenarios, and sets for s0 and s3 only.
 _MODELS = ("resnet50", "vit_l16_6_layers", "gpt2_124m")
 _SHAPES = (
     "large",
@@ -31,7 +32,7 @@ _SHAPES = (
 
 
 def case(masters: bool, scenario: str, parameters: str) -> StepCase:
-    """A case with all peers."""
+    """Returns a case with all peers."""
     scales, clips = SCENARIOS[scenario]
     contenders = [
         ours(FusedAdam, weight_decay=WEIGHT_DECAY, master_weights=masters),
@@ -47,7 +48,7 @@ def case(masters: bool, scenario: str, parameters: str) -> StepCase:
         f"{'masters' if masters else 'fp32'}/{scenario}/{parameters}",
         load(parameters),
         tuple(contenders),
-        # The decision needs all gradients before the step does: they are read twice.
+        # The check or norm needs all gradients before the step, so gradients are read twice.
         28 + (scales or clips) * (2 if masters else 4),
         scales=scales,
         clips=clips,

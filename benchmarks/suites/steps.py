@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Optimizer steps that are compared, ours and others', as their users write them.
+"""Optimizer steps to compare, torchfuse's and others', as users write the steps.
 
-All contenders of a case get equal tensors. Before they are timed, each makes three steps with a
-real loss scale and with clipping at work, which must agree with the first contender's.
+All contenders in a case get identical tensors. Before timing, each contender performs three steps
+with a realistic loss scale and active clipping. The results must agree with the first contender's
+results.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.01
 SCALE = 65536.0
 STEPS = 3
-#: Largest relative difference in norm, by dtype. torch rounds to bf16 after every operation.
+#: Maximum relative difference in norm, by dtype. torch rounds to bf16 after every operation.
 TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float64: 1e-13}
 
-#: Makes an optimizer of parameters, and of the largest norm of their gradients.
+#: Creates an optimizer from parameters and the maximum gradient norm (None: no clipping).
 Make = Callable[[list[Tensor], float | None], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """An optimizer, and what surrounds its step.
+    """An optimizer, and how the optimizer's step handles scaling, clipping and masters.
 
     Attributes:
-        name: in results.
-        make: makes the optimizer.
-        ours: the step unscales and clips, and keeps fp32 masters of 16-bit parameters.
-        clips: the optimizer clips by the norm that `make` gets.
-        scaled: a gradient scaler belongs to it, where the case has scales.
+        name: Name in results.
+        make: Creates the optimizer.
+        ours: The step itself unscales, clips and keeps fp32 masters of 16-bit parameters.
+        clips: The optimizer itself clips by the norm passed to `make`.
+        scaled: Use a gradient scaler in cases with loss scaling.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Contender:
 
 
 def ours(kind: Any, name: str = OURS, **options: Any) -> Contender:
-    """An optimizer of torchfuse, which clips within its step."""
+    """Returns a contender for a torchfuse optimizer, which clips within the step."""
     options = {"lr": LEARNING_RATE, **options}
 
     def make(params: list[Tensor], max_norm: float | None) -> Any:
@@ -66,16 +67,17 @@ def ours(kind: Any, name: str = OURS, **options: Any) -> Contender:
 
 
 def theirs(name: str, kind: Any, **options: Any) -> Contender:
-    """An optimizer with the interface of torch's."""
+    """Returns a contender for an optimizer with torch's interface."""
     options = {"lr": LEARNING_RATE, **options}
     return Contender(name, lambda params, _: kind(params, **options))
 
 
 class Step:
-    """One contender's step on parameters that have gradients or will get some.
+    """One contender's step, including unscaling and clipping.
 
-    Timed steps run at a loss scale of 1 and a norm below the limit: torch's unscaling and clipping
-    write gradients, and would feed the next step ever smaller numbers. The work is the same.
+    Timed steps use a loss scale of 1 and a gradient norm below the limit, because torch's unscaling
+    and clipping modify gradients in place, so gradients would shrink with every step. The amount of
+    work is the same.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Step:
         scales: bool = False,
         masters: bool = False,
     ) -> None:
-        """Without `contender.ours`, masters are fp32 copies that are the optimizer's parameters."""
+        """With `masters`, an optimizer that is not ours gets fp32 copies of the parameters."""
         self.params = list(params)
         copies = masters and not contender.ours
         self._values = [p.detach().float().requires_grad_() for p in params] if copies else params
@@ -99,8 +101,8 @@ class Step:
             self.scaler = scaler(device.type, init_scale=SCALE)
             self.scaler.scale(torch.zeros((), device=device))
         self._limit = None if contender.ours or contender.clips else max_norm
-        #: Clip by a norm in fp64. torch's in fp32 is 0.5 % off for one tensor of 2^26 elements: too
-        #: far to verify anything with.
+        #: Clip by an fp64 norm. torch's fp32 norm is off by 0.5 % for a tensor with 2^26 elements,
+        #: which is too inaccurate for verification.
         self.exact_norm = False
         self.run: Callable[[], object] = self._run
         if copies:
@@ -132,29 +134,29 @@ class Step:
         torch._foreach_copy_(self.params, list(self._values))
 
     def values(self) -> list[Tensor]:
-        """What the steps change: the masters of 16-bit parameters, where there are some."""
+        """Returns the values that steps update: masters if they exist, otherwise parameters."""
         states = getattr(self.optimizer, "state", {})
         return [states.get(value, {}).get("master_param", value) for value in self._values]
 
     def moments(self) -> list[Tensor]:
-        """Adam's first moments; empty for other optimizers."""
+        """Returns Adam's first moments; an empty list for other optimizers."""
         states = getattr(self.optimizer, "state", {})
         found = [states.get(value, {}).get("exp_avg") for value in self._values]
         return [moment for moment in found if moment is not None]
 
 
 def grads_of(params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of parameters that all have one."""
+    """Returns the gradients that exist."""
     return [param.grad for param in params if param.grad is not None]
 
 
 def fp64_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The norm of all tensors together."""
+    """Returns the norm over all tensors, computed in fp64."""
     return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()
 
 
 def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Of all pairs, relative, in norm; NaN if one is."""
+    """Returns the maximum relative difference in norm over all pairs; NaN if any is NaN."""
 
     def wide(tensor: Tensor) -> Tensor:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -175,17 +177,18 @@ class StepCase:
     """One row: steps on one parameter set. The first contender is the subject.
 
     Attributes:
-        name: for --only and for the table.
-        parameters: shapes.
-        contenders: the subject, then the peers.
-        bytes_per_element: each stream that the algorithm must read, and each that it must write,
-            once; gradients twice where their norm or a check comes first.
-        dtype: of parameters and gradients, where there are no masters.
-        scales, clips: with loss scaling; with clipping by the global norm.
-        masters: bf16 parameters and gradients with fp32 masters.
-        tolerance: largest relative difference of parameters and first moments; by default that of
-            the dtype.
-        place: what becomes of each tensor, for example a DTensor.
+        name: Name for --only and the table.
+        parameters: Parameter set.
+        contenders: The subject, then the peers.
+        bytes_per_element: Minimum bytes to read and write. Gradients count twice if a norm or check
+            must precede the step.
+        dtype: Dtype of parameters and gradients without masters.
+        scales: Use loss scaling.
+        clips: Clip by the global norm.
+        masters: Use bf16 parameters and gradients with fp32 masters.
+        tolerance: Maximum relative difference between parameters and between first moments. None:
+            the dtype's tolerance.
+        place: Converts each tensor, for example to a DTensor.
     """
 
     name: str
@@ -201,19 +204,19 @@ class StepCase:
 
     @property
     def subject(self) -> str:
-        """Whose time the peers' times are divided by."""
+        """Name of the contender by whose time the peers' times are divided."""
         return self.contenders[0].name
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The other contenders."""
+        """Names of the other contenders."""
         return tuple(contender.name for contender in self.contenders[1:])
 
     def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
         """Builds and verifies the contenders.
 
         Raises:
-            RuntimeError: one computes something else, so that its time would mean nothing.
+            RuntimeError: a contender's results differ, so times would not be comparable.
         """
         steps = {c.name: self._step(c, device, seed) for c in self.contenders}
         for name, step in steps.items():
@@ -244,7 +247,7 @@ class StepCase:
         grads = self.parameters.empty(dtype, device)
         for param, grad in zip(params, grads, strict=True):
             param.grad = self.place(grad)
-        # The norm of standard normal gradients is close to sqrt(numel), whatever the seed.
+        # For any seed, the norm of standard normal gradients is close to sqrt(numel).
         max_norm = math.sqrt(self.parameters.numel) if self.clips else None
         step = Step(contender, params, max_norm=max_norm, scales=self.scales, masters=self.masters)
         self._fill_grads(step, seed, 1.0)
@@ -252,7 +255,7 @@ class StepCase:
 
     @torch.no_grad()
     def _fill_grads(self, step: Step, seed: int, factor: float) -> None:
-        """Before each step that is compared: some optimizers write to gradients."""
+        """Refills gradients before each compared step, because some optimizers modify gradients."""
         factor = 0.0 if self.parameters.zero_grads else factor
         grads = grads_of(step.params)
         values = self.parameters.randn(grads[0].dtype, grads[0].device, seed + 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One rank's SyncBatchNorm, forward and backward, against nn.BatchNorm2d with the same operations.
+"""SyncBatchNorm on one rank, forward and backward, against nn.BatchNorm2d.
 
-The shapes are those of ResNet-50's layers at a batch of 32.
+Shapes come from ResNet-50 layers with batch size 32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models and their data for benchmarks/end_to_end.py: a language model and a residual network.
+"""Models and data for benchmarks/end_to_end.py: a language model and a residual network.
 
-All layers are torch's, so that trainings differ by nothing but the optimizer. The data is random,
-from a fixed seed: what a model learns does not matter, only how long it takes.
+All layers are torch's, so trainings differ in the optimizer only. The data is random with a fixed
+seed, because only the training time matters.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 class LanguageModel(nn.Module):
-    """A transformer encoder that predicts the next token of each position."""
+    """A transformer encoder that predicts the next token at each position."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, length: int) -> None:
-        """Four heads, no dropout; `length` is that of every sequence."""
+        """Four heads, no dropout; every sequence has `length` tokens."""
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width))
@@ -32,7 +32,7 @@ class LanguageModel(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [N, length] to logits [N * length, vocabulary]."""
+        """Maps tokens [N, length] to logits [N * length, vocabulary]."""
         hidden = self.tokens(tokens) + self.positions
         hidden = self.encoder(hidden, self.get_buffer("mask"), is_causal=True)
         logits: Tensor = self.head(hidden.flatten(0, 1))
@@ -40,10 +40,10 @@ class LanguageModel(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them, which stride 2 halves in size."""
+    """A residual block with two convolutions; stride 2 halves height and width."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
-        """From `before` to `after` channels."""
+        """Maps `before` channels to `after` channels."""
         super().__init__()
         self.convolutions = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
@@ -56,13 +56,13 @@ class Block(nn.Module):
         self.around = nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [N, before, H, W] to [N, after, H / stride, W / stride]."""
+        """Maps images [N, before, H, W] to [N, after, H / stride, W / stride]."""
         total: Tensor = self.convolutions(images) + self.around(images)
         return total.relu()
 
 
 def residual_network(width: int, blocks: int) -> nn.Sequential:
-    """Three stages of `blocks` blocks each, with `width`, 2 and 4 times as many channels."""
+    """Returns three stages of `blocks` blocks each, with `width`, 2 and 4 times the channels."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
     layers.append(nn.ReLU())
     before = width
@@ -75,13 +75,13 @@ def residual_network(width: int, blocks: int) -> nn.Sequential:
 
 
 def token_batch(sequences: int, length: int, vocabulary: int, generator: torch.Generator) -> Batch:
-    """Sequences of random tokens, and for each token the next one."""
+    """Returns random token sequences, and each token's successor as the target."""
     tokens = torch.randint(vocabulary, (sequences, length + 1), generator=generator)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
 
 
 def image_batch(images: int, generator: torch.Generator) -> Batch:
-    """Random images of 32x32 pixels, in 10 classes."""
+    """Returns random 32x32 images in 10 classes."""
     return (
         torch.randn(images, 3, 32, 32, generator=generator),
         torch.randint(10, (images,), generator=generator),
@@ -117,5 +117,5 @@ def _resnet(width: int, blocks: int, images: int) -> Workload:
 
 
 WORKLOADS = (_transformer(8000, 256, 8, 64), _resnet(32, 2, 32))
-#: Of the same names, but small: what --quick trains.
+#: Small workloads with the same names, for --quick.
 QUICK_WORKLOADS = (_transformer(100, 16, 2, 8), _resnet(4, 1, 2))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What holds for every kernel, and budget.json: the figures that a person has looked at.
+"""Rules for every kernel, and budget.json, the reviewed figures.
 
-The file has one line for all forms of a kernel that differ in dtypes and alignment only. For each
-architecture `registers` and `text`, the bytes of code, are those of the form that takes the most;
-`loads` and `stores` count the 128-bit accesses of all forms together.
+The file has one line for all forms of a kernel, which differ in dtypes and alignment only. For each
+architecture, `registers` and `text` (bytes of code) are the maximum over all forms. `loads` and
+`stores` count 128-bit accesses in all forms together.
 
-`vector_access` is edited by hand. It says by name which kernels must load or store 16 bytes at a
-time, and whether these accesses "stream", that is, ask the caches to evict their lines first.
+`vector_access` is edited by hand. An entry says whether a kernel must load or store 16 bytes at a
+time, and whether the accesses "stream", with the hint to evict the cache lines first.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MAX_TEXT_GROWTH = 1.25
 
 _FORMS = {*DTYPES.values(), "aligned", "misaligned"}
 _ACCESSES = {"load": "LDG", "store": "STG"}
-# Threads and shared memory of a multiprocessor, from the CUDA programming guide. Architectures that
-# are not listed are held to the smallest.
+# Threads and shared memory per multiprocessor, from the CUDA programming guide. Other architectures
+# use the smallest limits.
 _SM_LIMITS = {80: (2048, 164 * 1024), 90: (2048, 228 * 1024), 100: (2048, 228 * 1024)}
 _SMALLEST_SM = (1536, 100 * 1024)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the forms of a kernel may take, and the vector accesses that they have."""
+    """Limits for a kernel's forms, and the required vector accesses."""
 
     forms: int
     loads: int
@@ -53,14 +53,14 @@ class Budget:
 
 
 def load(path: Path) -> Budget:
-    """Reads a budget."""
+    """Reads budget.json."""
     data = json.loads(path.read_text(encoding="utf-8"))
     kernels = {name: Entry(**line) for name, line in data.pop("kernels").items()}
     return Budget(**data, kernels=kernels)
 
 
 def dump(budget: Budget) -> str:
-    """The text of budget.json."""
+    """Returns the text of budget.json."""
     lines = {name: vars(entry) for name, entry in budget.kernels.items()}
     return (
         f'{{\n  "nvcc": {json.dumps(budget.nvcc)},\n'
@@ -78,7 +78,7 @@ def _table(rows: Mapping[str, object]) -> str:
 
 
 def record(figures: Figures, nvcc: str, vector_access: dict[str, list[str]]) -> Budget:
-    """The budget that a library just meets."""
+    """Returns a budget with a library's current figures."""
     architectures = sorted(next(iter(figures.values())))
     kernels = {
         name: Entry(
@@ -96,7 +96,7 @@ def record(figures: Figures, nvcc: str, vector_access: dict[str, list[str]]) -> 
 
 
 def _line(name: str) -> str:
-    """The name of a kernel's line: without dtypes and alignment."""
+    """Returns a kernel's name without dtypes and alignment, which names the budget line."""
     kernel, _, arguments = name.removesuffix(">").partition("<")
     others = [word for word in arguments.split(", ") if word and word not in _FORMS]
     return f"{kernel}<{', '.join(others)}>" if others else kernel
@@ -110,21 +110,21 @@ def _by_line(figures: Figures) -> dict[str, list[dict[int, Kernel]]]:
 
 
 def _vector_accesses(forms: Sequence[dict[int, Kernel]], kind: str) -> int:
-    """Those of all forms together, on the architecture that has the fewest."""
+    """Returns the number of 128-bit accesses in all forms, minimum over architectures."""
     operation = _ACCESSES[kind]
     return min(sum(form[arch].count(operation, "128") for form in forms) for arch in forms[0])
 
 
-# --- Rules; each violation is a sentence ----------------------------------------------------------
+# --- Rules; each violation is a message -----------------------------------------------------------
 
 
 def granted(registers: int) -> int:
-    """Registers are handed out in eights: what a thread really takes."""
+    """Returns the registers that a thread occupies: registers are allocated in units of eight."""
     return (registers + 7) // 8 * 8
 
 
 def _blocks_by_registers(registers: int, threads: int) -> int:
-    """How many blocks the 65,536 registers of a multiprocessor are enough for."""
+    """Returns how many blocks fit in a multiprocessor's 65,536 registers."""
     return 65536 // (granted(registers) * 32 * ((threads + 31) // 32))
 
 
@@ -140,7 +140,7 @@ def _check_limits(arch: int, kernel: Kernel) -> Iterator[str]:
         most_shared // (shared + RESERVED_SHARED_BYTES),
         most_threads // kernel.threads,
     )
-    # By the launch bounds, of which the compiler wrote down the registers that they leave.
+    # The compiler records the register limit that follows from the launch bounds.
     demanded = max(1, _blocks_by_registers(kernel.register_cap, kernel.threads))
     if resident < demanded:
         yield (
@@ -154,7 +154,7 @@ def _check_limits(arch: int, kernel: Kernel) -> Iterator[str]:
 
 
 def _check_accesses(kernel: Kernel, kinds: Sequence[str]) -> Iterator[str]:
-    """Vector paths have vector accesses with their cache hint, whatever was recorded."""
+    """Checks that vector kernels have vector accesses with the right cache hint."""
     for kind, operation in _ACCESSES.items():
         found, hinted = kernel.count(operation, "128"), kernel.count(operation, "128", "EF")
         if kind in kinds and not found:
@@ -171,7 +171,7 @@ def _check_entry(kernel: Kernel, registers: int, text: int) -> Iterator[str]:
 
 
 def _check_forms(forms: Sequence[dict[int, Kernel]], entry: Entry | None) -> Iterator[str]:
-    """What holds for all forms of a kernel together."""
+    """Checks the number of forms, and the vector accesses in all forms together."""
     if len(forms) != (recorded := entry.forms if entry else 0):
         yield f"{recorded} forms of dtype and alignment, got {len(forms)}."
     elif entry is not None:
@@ -181,7 +181,7 @@ def _check_forms(forms: Sequence[dict[int, Kernel]], entry: Entry | None) -> Ite
 
 
 def violations(figures: Figures, budget: Budget) -> Iterator[str]:
-    """Finds what breaks a rule or departs from the budget."""
+    """Yields a message for each broken rule and each deviation from the budget."""
     access, lines = budget.vector_access, _by_line(figures)
     families = {name.partition("<")[0] for name in figures}
     for name in sorted(access.keys() ^ families):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads with NVIDIA's cuobjdump what a library contains of each CUDA kernel.
+"""Reads each CUDA kernel's figures from a library with NVIDIA's cuobjdump.
 
 -res-usage  registers, stack and shared memory
--elf        launch bounds and size of the arguments, as attributes of .nv.info.<kernel>
+-elf        launch bounds and argument size, as attributes in .nv.info.<kernel>
 -sass       instructions; takes a minute for the library
 
 Kernels have short names, such as fused_update<Adam, bf16, fp32, fp32, master, aligned>.
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-# From sm_90 on the system takes this much of each block's shared memory, and cuobjdump counts it in
-# wherever an image has shared memory at all.
+# From sm_90 on, the system reserves this much of each block's shared memory. cuobjdump includes the
+# reserved bytes if an image uses shared memory at all.
 RESERVED_SHARED_BYTES = 1024
 
 _USAGE = re.compile(
     r"^arch = sm_(\d+)$|^ Function (\S+):\n +REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+) ",
     re.MULTILINE,
 )
-# As in `/*0070*/ @!P0 LDG.E.128 R4, desc[UR6][R2.64] ;`; the encoding at its end is no match.
+# Matches `/*0070*/ @!P0 LDG.E.128 R4, desc[UR6][R2.64] ;`, but not the encoding at the end.
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([^\s;]+)")
 _CAP, _THREADS, _ARGUMENTS = "MAXREG_COUNT", "MAX_THREADS", "CBANK_PARAM_SIZE"
 
@@ -45,28 +45,28 @@ _OPTIMIZER = re.compile(
 
 
 class CannotCheckError(Exception):
-    """Something that the check needs is missing or not understood: no verdict on the kernels."""
+    """The kernels cannot be checked, because an input is missing or not understood."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The code of one kernel for one architecture."""
+    """One kernel's code for one architecture."""
 
     registers: int
-    register_cap: int  # what launch bounds leave per thread; 255 without a bound
-    threads: int  # per block, at most
+    register_cap: int  # registers per thread that launch bounds allow; 255 without bounds
+    threads: int  # maximum per block
     stack_bytes: int
     argument_bytes: int
     shared_bytes: int
-    opcodes: Counter[str]  # how often each instruction occurs, as in {"LDG.E.EF.128": 4}
+    opcodes: Counter[str]  # number of each instruction, such as {"LDG.E.EF.128": 4}
 
     @property
     def text_bytes(self) -> int:
-        """The size of the code: an instruction has 16 bytes since sm_70."""
+        """Code size in bytes; since sm_70 an instruction has 16 bytes."""
         return 16 * self.opcodes.total()
 
     def count(self, operation: str, *modifiers: str) -> int:
-        """How many instructions of an operation have all these modifiers."""
+        """Returns how many instructions with this operation have all of the modifiers."""
         return sum(
             number
             for opcode, number in self.opcodes.items()
@@ -74,12 +74,12 @@ class Kernel:
         )
 
 
-#: The kernels of a library, by short name and architecture.
+#: A library's kernels by short name and architecture.
 Figures = dict[str, dict[int, Kernel]]
 
 
 def find_cuobjdump(nvcc: str | None) -> Path:
-    """Looks beside nvcc, then in triton, which comes with torch for CUDA."""
+    """Returns cuobjdump's path beside nvcc, or in triton, which torch for CUDA installs."""
     triton = find_spec("triton")
     inside = (triton and triton.submodule_search_locations) or ()
     folders = [Path(nvcc).resolve().parent] if nvcc else []
@@ -94,7 +94,7 @@ def find_cuobjdump(nvcc: str | None) -> Path:
 
 
 def read(cuobjdump: Path, library: Path) -> tuple[Figures, str]:
-    """All kernels of a library, and the release of its compiler."""
+    """Returns a library's kernels and the compiler's release."""
     usage: dict[int, list[tuple[str, ...]]] = defaultdict(list)
     arch = 0
     for named, *kernel in _USAGE.findall("".join(_lines(cuobjdump, "-res-usage", library))):
@@ -132,14 +132,14 @@ def _kernel(
             f"expected instructions, {_CAP}, {_ARGUMENTS} and the system's shared memory of "
             f"{name} for sm_{arch}, got less. Use the compiler's cuobjdump."
         )
-    threads = own.get(_THREADS, 1024)  # without bounds it may be launched with 1024
+    threads = own.get(_THREADS, 1024)  # without bounds, up to 1024 threads may be launched
     return Kernel(registers, own[_CAP], threads, stack + local, own[_ARGUMENTS], shared, opcodes)
 
 
 def _lines(cuobjdump: Path, *arguments: str | Path) -> Iterator[str]:
-    """The lines that it prints, which are too many to hold at once."""
+    """Yields cuobjdump's output lines, which are too many to hold in memory."""
     command = [str(argument) for argument in (cuobjdump, *arguments)]
-    with tempfile.TemporaryFile("w+") as errors:  # nvdisasm warns of every image
+    with tempfile.TemporaryFile("w+") as errors:  # nvdisasm prints a warning for every image
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             assert process.stdout is not None
             yield from process.stdout
@@ -152,9 +152,9 @@ def _lines(cuobjdump: Path, *arguments: str | Path) -> Iterator[str]:
 def _attributes(
     cuobjdump: Path, library: Path, arch: int
 ) -> tuple[defaultdict[str, dict[str, int]], str]:
-    """Attributes by kernel and name, and the compiler's release, which nvcc 12 does not write.
+    """Returns attributes by kernel and name, and the compiler's release ("unknown" for nvcc 12).
 
-    An attribute of several numbers counts as their product.
+    An attribute with several numbers is replaced by the product.
     """
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     symbol = attribute = ""
@@ -173,7 +173,7 @@ def _attributes(
 
 
 def _opcodes(cuobjdump: Path, library: Path, arch: int) -> defaultdict[str, Counter[str]]:
-    """How often each instruction occurs, by kernel."""
+    """Returns how often each instruction occurs, by kernel."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     symbol = ""
     for line in _lines(cuobjdump, "-sass", "-arch", f"sm_{arch}", library):
@@ -185,13 +185,13 @@ def _opcodes(cuobjdump: Path, library: Path, arch: int) -> defaultdict[str, Coun
 
 
 def _short_names(symbols: Sequence[str]) -> list[str]:
-    """Needs c++filt of binutils, which drops the parameters."""
+    """Returns kernels' short names; needs binutils' c++filt, which drops the parameters."""
     names = subprocess.check_output(["c++filt", "-p"], text=True, input="\n".join(symbols))
     return [short_name(name) for name in names.splitlines()]
 
 
 def short_name(declaration: str) -> str:
-    """The short name of a demangled kernel."""
+    """Returns a demangled kernel's short name."""
     name = _TYPE.sub(lambda match: DTYPES[match[0]], _NAMESPACES.sub("", declaration))
     name, averages = re.subn(r"EmaAccess<(.*) >(?=, (?:true|false)>$)", r"\1", name)
     match = _OPTIMIZER.match(name)
