@@ -68,7 +68,7 @@ def run_programs() -> None:
 
 
 def run_tutorials(*options: str) -> None:
-    """Runs the tutorials, each in a folder of its own."""
+    """Runs the tutorials, each in its own folder."""
     for name in TUTORIALS:
         folder = OUT / "tutorials" / name
         folder.mkdir(parents=True, exist_ok=True)

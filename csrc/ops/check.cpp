@@ -85,7 +85,7 @@ void check_tensor(const Argument& argument, const at::Tensor& tensor) {
   }
   check_storage(argument, tensor);
   if (tensor.numel() != 0 && tensor.const_data_ptr() == nullptr) {
-    fail(argument, "have memory of its own", "a null data pointer",
+    fail(argument, "have its own memory", "a null data pointer",
          "Wrapper tensors (DTensor, FakeTensor) must be unwrapped first. A ZeroTensor gets "
          "memory by clone().");
   }
@@ -159,7 +159,7 @@ void check_scalar(const Argument& argument, const at::Tensor& tensor, at::Scalar
   }
   check_storage(argument, tensor);
   if (tensor.const_data_ptr() == nullptr) {
-    fail(argument, "have memory of its own", "a null data pointer");
+    fail(argument, "have its own memory", "a null data pointer");
   }
 }
 

@@ -42,7 +42,7 @@ static void save_and_load(torch::nn::Linear& model, FusedAdam& optimizer, GradSc
   // [end of save]
 }
 
-// Two groups: the first with options of its own.
+// Two groups: the first with its own options.
 static void make_groups(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
   const std::vector<OptimizerParamGroup> groups{
       OptimizerParamGroup(a, std::make_unique<FusedAdamOptions>(0.1)), OptimizerParamGroup(b)};

@@ -54,8 +54,8 @@ def check_class(part: Stateful, name: str, saved: Any, where: str) -> None:
     if None not in (own, written) and own != written:
         other = shown(written).strip("'")
         raise ValueError(
-            f"{where} to hold the state of {own} as {name!r}, got that of {other}. Pass a {other}, "
-            f"or omit {name!r} and start with a new {own}."
+            f"{where} to hold the state of {own} as {name!r}, got the state of {other}. Pass a "
+            f"{other}, or omit {name!r} and start with a new {own}."
         )
 
 
@@ -76,8 +76,8 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
         if _is_optimizer(own) and all(own is not other for other in [*inner, *optimizers]):
             raise ValueError(
                 f"{caller}: expected {name!r} to be the scheduler of an optimizer in the "
-                f"checkpoint, got that of a {type(own).__name__} that is not in it. Add this "
-                "optimizer, or build the scheduler for one that is."
+                f"checkpoint, got the scheduler of a {type(own).__name__} that is not in it. Add "
+                "this optimizer, or build the scheduler for an optimizer in the checkpoint."
             )
 
 

@@ -93,11 +93,12 @@ void Checkpoint::check_schedulers(const std::string& caller) const {
     const auto* const fused = dynamic_cast<const optim::FusedOptimizer*>(optimizer);
     const bool known = fused == nullptr || std::find(optimizers_.begin(), optimizers_.end(),
                                                      optimizer) != optimizers_.end();
-    TORCH_CHECK_VALUE(known, caller, ": expected '", name,
-                      "' to be the scheduler of an optimizer in the checkpoint, got that of a ",
-                      fused->name(),
-                      " that is not in it. Add this optimizer, or build the scheduler for one that "
-                      "is.");
+    TORCH_CHECK_VALUE(
+        known, caller, ": expected '", name,
+        "' to be the scheduler of an optimizer in the checkpoint, got the scheduler of a ",
+        fused->name(),
+        " that is not in it. Add this optimizer, or build the scheduler for an "
+        "optimizer in the checkpoint.");
   }
 }
 

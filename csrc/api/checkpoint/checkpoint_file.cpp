@@ -186,7 +186,8 @@ CheckpointValues load_checkpoint(const std::string& path, const Checkpoint& desc
       const auto written = class_of(contents, name);
       TORCH_CHECK_VALUE(
           known == description.classes_.end() || !written || *written == known->second, where,
-          " to hold the state of ", known->second, " as '", name, "', got that of ", *written, ".");
+          " to hold the state of ", known->second, " as '", name, "', got the state of ", *written,
+          ".");
       try {
         loads.push_back(description.rng_ == name ? prepare_rng(saved, ranks) : part.prepare(saved));
         TORCH_CHECK_VALUE(loads.back(), "expected prepare to return a function, got an empty one.");

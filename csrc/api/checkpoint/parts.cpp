@@ -91,7 +91,7 @@ CheckpointPart scaler_part(amp::GradScaler& scaler) {
     if (!scaler.is_enabled()) return [] {};
     const Dict saved = as_dict(value, kExpected);
     TORCH_CHECK_VALUE(!saved.empty(), kExpected,
-                      " of an enabled GradScaler, got that of a disabled one.");
+                      " of an enabled GradScaler, got a disabled scaler's state.");
     const amp::GradScalerState state = scaler_state(saved);
     // A temporary scaler checks the values, so that `scaler` does not change.
     amp::GradScaler(at::kCPU).load_state_dict(state);

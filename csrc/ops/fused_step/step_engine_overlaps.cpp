@@ -106,15 +106,15 @@ void StepEngine::fail_overlap(Operand a, Operand b) const {
   if (a.slot > b.slot) std::swap(a, b);  // for one parameter, the gradient is named first
   const std::string name = operand_name(b.slot, b.kind);
   const std::string other = operand_name(a.slot, a.kind);
-  const char* remedy = "Give each parameter tensors of its own.";
+  const char* remedy = "Give each parameter its own tensors.";
   if (a.kind == kParam && b.kind == kParam) {
     remedy =
-        "Give each memory of its own; two modules that share a weight have one parameter, "
+        "Give each its own memory; two modules that share a weight have one parameter, "
         "b.weight = a.weight, and not b.weight.data = a.weight.data.";
   } else if (a.kind == kGrad || b.kind == kGrad) {
-    remedy = "Give each parameter a gradient of its own, or set write_back_grads to False.";
+    remedy = "Give each parameter its own gradient, or set write_back_grads to False.";
   }
-  fail(argument(name.c_str(), name.c_str(), b.slot), "have memory of its own",
+  fail(argument(name.c_str(), name.c_str(), b.slot), "have its own memory",
        "memory that belongs to " + name_of(argument(other.c_str(), other.c_str(), a.slot)), remedy);
 }
 

@@ -101,7 +101,7 @@ def check_inside_zero(owner: str, options: Mapping[str, Any]) -> None:
         )
     raise ValueError(
         f"{owner}: expected norm_groups with {limits[0]} in ZeroRedundancyOptimizer, each of whose "
-        "ranks only knows the norm of its own parameters, got None. Pass "
+        "ranks only knows its own parameters' norm, got None. Pass "
         f"optimizer_class=functools.partial({owner}, norm_groups=[group], ...)."
     )
 

@@ -216,7 +216,7 @@ def test_another_class_is_refused(path: Path, saved: Any, mine: Any, classes: st
     part = mine()
     before = copy.deepcopy(part.state_dict())
     own, written = classes.split(" .* ")
-    message = f"to hold the state of {own} as 'part', got that of {written}. Pass a"
+    message = f"to hold the state of {own} as 'part', got the state of {written}. Pass a"
     with pytest.raises(ValueError, match=message):
         torchfuse.load_checkpoint(path, **with_optimizer(part))
     assert str(part.state_dict()) == str(before)
@@ -308,8 +308,9 @@ def test_a_scheduler_belongs_to_an_optimizer_of_the_checkpoint(path: Path) -> No
     own, others = lr_scheduler.StepLR(actors, 3), lr_scheduler.StepLR(critics, 3)
     torchfuse.save_checkpoint(path, optimizer=actors, scheduler=own)
     refused = (
-        ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got that of "
-        "a FusedSGD that is not in it. Add this optimizer, or build the scheduler for one that is."
+        ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got the "
+        "scheduler of a FusedSGD that is not in it. Add this optimizer, or build the scheduler for "
+        "an optimizer in the checkpoint."
     )
     before = actors.state_dict()["state"][0]["exp_avg"].clone()
     with pytest.raises(ValueError, match=f"^save_checkpoint{refused}$"):
@@ -320,7 +321,7 @@ def test_a_scheduler_belongs_to_an_optimizer_of_the_checkpoint(path: Path) -> No
     with pytest.raises(ValueError, match=f"^save_checkpoint{refused}$"):
         torchfuse.save_checkpoint(path, scheduler=others)
     torchs = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
-    with pytest.raises(ValueError, match="got that of a SGD that is not in it"):
+    with pytest.raises(ValueError, match="got the scheduler of a SGD that is not in it"):
         torchfuse.save_checkpoint(path, scheduler=lr_scheduler.StepLR(torchs, 3))
     # With its optimizer it is taken.
     both = {"scheduler": others, "critics": LARC(critics), "actors": actors}

@@ -179,8 +179,8 @@ def test_a_file_resumes_on_two_ranks_and_alone(
         ("norm", "FusedLAMB: expected norm_groups with max_grad_norm=1.0 in ZeroRedundancy"),
         ("stages", "to have the same parameters, got 'stage' with norm_groups that contain other"),
         ("ema", "expected ema_decay to be None in ZeroRedundancyOptimizer"),
-        ("scheduler", "got that of a ZeroRedundancyOptimizer that is not in it"),
-        ("class", "to hold the state of FusedSGD as 'optimizer', got that of FusedAdam"),
+        ("scheduler", "got the scheduler of a ZeroRedundancyOptimizer that is not in it"),
+        ("class", "to hold the state of FusedSGD as 'optimizer', got the state of FusedAdam"),
     ],
 )
 def test_what_is_refused_changes_nothing(

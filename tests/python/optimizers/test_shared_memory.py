@@ -10,7 +10,7 @@ import torch
 
 from torchfuse.optimizers import FusedAdam, FusedNovoGrad, FusedOptimizer, FusedSGD
 
-OWN = "to have memory of its own, got memory that belongs to"
+OWN = "to have its own memory, got memory that belongs to"
 
 
 def params(count: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
@@ -39,7 +39,7 @@ def test_tied_parameters_are_refused(late: bool, master_weights: bool) -> None:
         with pytest.raises(
             RuntimeError,
             match=rf"FusedSGD\.step: expected params\[1\] of group 1 {OWN} params\[0\] of group "
-            r"0\. Give each memory of its own; two modules that share a weight have one parameter",
+            r"0\. Give each its own memory; two modules that share a weight have one parameter",
         ):
             step(optimizer, tied)
     tied[2].data = own
@@ -112,7 +112,7 @@ def test_a_gradient_in_an_operand_is_refused_where_it_is_written(
     kept = [p.detach().clone() for p in (a, b)]
     a.grad = b.data if name == "params" else optimizer.state[b]["momentum_buffer"]
     optimizer.grad_scale = torch.tensor(2.0)
-    remedy = "Give each parameter a gradient of its own, or set write_back_grads to False"
+    remedy = "Give each parameter its own gradient, or set write_back_grads to False"
     with pytest.raises(RuntimeError, match=rf"{OWN} (grad|{name}).*\. {remedy}"):
         optimizer.step()
     assert all(torch.equal(p, before) for p, before in zip((a, b), kept, strict=True))

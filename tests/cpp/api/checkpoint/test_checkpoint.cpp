@@ -101,7 +101,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(*empty)), "got 'fc.weight' too.");
   optim::FusedLion lion(model_->parameters());
   EXPECT_ERROR(load_checkpoint(path_, Checkpoint().model(*model_).optimizer(lion)),
-               "to hold the state of FusedLion as 'optimizer', got that of FusedAdam.");
+               "to hold the state of FusedLion as 'optimizer', got the state of FusedAdam.");
   amp::GradScaler scaler(at::kCPU);
   EXPECT_ERROR(load_checkpoint(path_, description().scaler(scaler)),
                "expected " + path_ +

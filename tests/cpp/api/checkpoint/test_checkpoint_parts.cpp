@@ -132,7 +132,7 @@ TEST_F(CheckpointTest, ASchedulersClassIsComparedIfTheFileNamesIt) {
   save_checkpoint(path_, description().scheduler(saved));
   optim::ExponentialLR other(*optimizer_, 0.5);
   EXPECT_ERROR(load_checkpoint(path_, description().scheduler(other)),
-               "to hold the state of ExponentialLR as 'scheduler', got that of StepLR.");
+               "to hold the state of ExponentialLR as 'scheduler', got the state of StepLR.");
 }
 
 TEST_F(CheckpointTest, ASchedulerBelongsToAnOptimizerOfTheCheckpoint) {
@@ -145,8 +145,9 @@ TEST_F(CheckpointTest, ASchedulerBelongsToAnOptimizerOfTheCheckpoint) {
   own.step();
   train(critic, critics);
   const std::string refused =
-      ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got that of a "
-      "FusedAdam that is not in it. Add this optimizer, or build the scheduler for one that is.";
+      ": expected 'scheduler' to be the scheduler of an optimizer in the checkpoint, got the "
+      "scheduler of a FusedAdam that is not in it. Add this optimizer, or build the scheduler for "
+      "an optimizer in the checkpoint.";
   EXPECT_ERROR(save_checkpoint(path_, description().scheduler(others)),
                "save_checkpoint" + refused);
   EXPECT_ERROR(load_checkpoint(path_, description().scheduler(others)),
