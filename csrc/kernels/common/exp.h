@@ -4,9 +4,9 @@
 //
 // Note [Exponential]
 // exp(x) = 2^n * exp(r) with n = x / log(2), rounded, and r = x - n * log(2), at most log(2) / 2. n
-// is rounded by adding a number so large that nothing behind the point is left; the sum's last bits
-// are n. They are added to the exponent of a Taylor polynomial of exp(r), whose error is below 0.1
-// units in the last place. log(2) is subtracted in two parts, the first of which has so many zeros
+// is rounded by adding a number so large that nothing behind the point is left. The sum's last bits
+// are n, and become the exponent of 2^n. It multiplies a Taylor polynomial of exp(r), whose error is
+// below 0.1 units in the last place. log(2) is subtracted in two parts, the first of which has so many zeros
 // at its end that its product with n is exact.
 #pragma once
 
@@ -18,24 +18,22 @@
 
 namespace torchfuse::kernels {
 
-/// x * 2^n, where `shifted` is n + 1.5 * 2^23 (2^52 in fp64), as ExpConstants::kShift makes it.
-TORCHFUSE_HOST_DEVICE float times_power_of_two(float x, float shifted) {
+/// 2^n, where `shifted` is n + 1.5 * 2^23 (2^52 in fp64), as ExpConstants::kShift makes it.
+TORCHFUSE_HOST_DEVICE float power_of_two(float shifted) {
   std::uint32_t bits;
-  std::uint32_t exponent;
-  memcpy(&bits, &x, sizeof bits);
-  memcpy(&exponent, &shifted, sizeof exponent);
-  bits += exponent << 23;
-  memcpy(&x, &bits, sizeof x);
-  return x;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + (127u << 23);
+  float power;
+  memcpy(&power, &bits, sizeof power);
+  return power;
 }
-TORCHFUSE_HOST_DEVICE double times_power_of_two(double x, double shifted) {
+TORCHFUSE_HOST_DEVICE double power_of_two(double shifted) {
   std::uint64_t bits;
-  std::uint64_t exponent;
-  memcpy(&bits, &x, sizeof bits);
-  memcpy(&exponent, &shifted, sizeof exponent);
-  bits += exponent << 52;
-  memcpy(&x, &bits, sizeof x);
-  return x;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 52) + (std::uint64_t{1023} << 52);
+  double power;
+  memcpy(&power, &bits, sizeof power);
+  return power;
 }
 
 template <class T>
@@ -74,20 +72,22 @@ TORCHFUSE_HOST_DEVICE V taylor_of_exp(V r) {
   }
 }
 
-/// exp(x) for x <= 0: 0 from ExpConstants<T>::kLeast down, NaN for NaN. V: T or a vector of T. See
+/// exp(x) for ExpConstants<T>::kLeast <= x <= 0, NaN for NaN. V: T or a vector of T. See
 /// Note [Exponential].
 template <class T, class V>
-TORCHFUSE_HOST_DEVICE V exp_of_negative(V x) {
+TORCHFUSE_HOST_DEVICE V exp_in_range(V x) {
   using Constants = ExpConstants<T>;
-  const V least(Constants::kLeast);
-  const V kept = max(x, least);
-  const V shifted = fma(kept, V(static_cast<T>(1.4426950408889634)), V(Constants::kShift));
+  const V shifted = fma(x, V(static_cast<T>(1.4426950408889634)), V(Constants::kShift));
   const V n = shifted - V(Constants::kShift);
-  V r = fma(n, V(-Constants::kLog2High), kept);
+  V r = fma(n, V(-Constants::kLog2High), x);
   r = fma(n, V(-Constants::kLog2Low), r);
-  // The exponent of a NaN is no number to add to: n - n is NaN then, and else 0.
-  return pass_where_positive(x - least,
-                             times_power_of_two(taylor_of_exp<0, T>(r), shifted) + (n - n));
+  return taylor_of_exp<0, T>(r) * power_of_two(shifted);
+}
+
+/// exp(x) for x <= 0: 0 from ExpConstants<T>::kLeast down, NaN for NaN.
+template <class T, class V>
+TORCHFUSE_HOST_DEVICE V exp_of_negative(V x) {
+  return pass_where_positive(x - V(ExpConstants<T>::kLeast), exp_in_range<T>(x));
 }
 
 }  // namespace torchfuse::kernels

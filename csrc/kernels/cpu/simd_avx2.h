@@ -143,13 +143,13 @@ TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
   return VecD(_mm256_castsi256_pd(_mm256_blendv_epi8(y, x, _mm256_cmpgt_epi64(x, y))));
 }
 
-TORCHFUSE_INLINE VecF times_power_of_two(VecF x, VecF shifted) {
+TORCHFUSE_INLINE VecF power_of_two(VecF shifted) {
   const __m256i exponents = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
-  return VecF(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.v), exponents)));
+  return VecF(_mm256_castsi256_ps(_mm256_add_epi32(exponents, _mm256_set1_epi32(127 << 23))));
 }
-TORCHFUSE_INLINE VecD times_power_of_two(VecD x, VecD shifted) {
+TORCHFUSE_INLINE VecD power_of_two(VecD shifted) {
   const __m256i exponents = _mm256_slli_epi64(_mm256_castpd_si256(shifted.v), 52);
-  return VecD(_mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(x.v), exponents)));
+  return VecD(_mm256_castsi256_pd(_mm256_add_epi64(exponents, _mm256_set1_epi64x(1023LL << 52))));
 }
 
 TORCHFUSE_INLINE __m256i random_16_vector(RoundingKey key, std::uint64_t element) {

@@ -124,13 +124,13 @@ TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
                                            _mm512_and_si512(_mm512_castpd_si512(b.v), mask))));
 }
 
-TORCHFUSE_INLINE VecF times_power_of_two(VecF x, VecF shifted) {
+TORCHFUSE_INLINE VecF power_of_two(VecF shifted) {
   const __m512i exponents = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
-  return VecF(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), exponents)));
+  return VecF(_mm512_castsi512_ps(_mm512_add_epi32(exponents, _mm512_set1_epi32(127 << 23))));
 }
-TORCHFUSE_INLINE VecD times_power_of_two(VecD x, VecD shifted) {
+TORCHFUSE_INLINE VecD power_of_two(VecD shifted) {
   const __m512i exponents = _mm512_slli_epi64(_mm512_castpd_si512(shifted.v), 52);
-  return VecD(_mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(x.v), exponents)));
+  return VecD(_mm512_castsi512_pd(_mm512_add_epi64(exponents, _mm512_set1_epi64(1023LL << 52))));
 }
 
 /// 16 random bits in every lane, for elements from `element` on.

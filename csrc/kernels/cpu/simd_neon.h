@@ -119,11 +119,12 @@ TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
   return from_bits(vbslq_u64(vcgtq_u64(x, y), x, y));
 }
 
-TORCHFUSE_INLINE VecF times_power_of_two(VecF x, VecF shifted) {
-  return from_bits(vaddq_u32(bits_of(x), vshlq_n_u32(bits_of(shifted), 23)));
+TORCHFUSE_INLINE VecF power_of_two(VecF shifted) {
+  return from_bits(vaddq_u32(vshlq_n_u32(bits_of(shifted), 23), vdupq_n_u32(127u << 23)));
 }
-TORCHFUSE_INLINE VecD times_power_of_two(VecD x, VecD shifted) {
-  return from_bits(vaddq_u64(bits_of(x), vshlq_n_u64(bits_of(shifted), 52)));
+TORCHFUSE_INLINE VecD power_of_two(VecD shifted) {
+  const uint64x2_t bias = vdupq_n_u64(std::uint64_t{1023} << 52);
+  return from_bits(vaddq_u64(vshlq_n_u64(bits_of(shifted), 52), bias));
 }
 
 /// 16 random bits in every lane, for elements from `element` on.

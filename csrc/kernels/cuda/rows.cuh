@@ -241,7 +241,6 @@ struct RowSums {
     if constexpr (kMayFlush) flushed[i] *= static_cast<double>(factor);
   }
 
- private:
   __device__ __forceinline__ void flush() {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

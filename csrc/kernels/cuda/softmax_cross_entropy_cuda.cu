@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Cross entropy of softmax. A team of threads handles a row at a time: a warp where the row fits
-// its registers (8 teams in a block), else a block of 256. Bytes per logit: one read each way, and
-// the gradient's write. Accesses are as wide as the row's address allows.
+// Cross entropy of softmax. A team of threads handles a row at a time: a warp where each thread has
+// a few vectors of it, else a block of 256 (8 warps). Bytes per logit: one read each way, and the
+// gradient's write. Logits are read in aligned vectors of 16 bytes, four of them in flight; the
+// elements of a row before the first and behind the last vector are read one by one.
 #include "kernels/softmax_cross_entropy.h"
 
 #include "kernels/cuda/rows.cuh"
@@ -10,35 +11,110 @@ namespace torchfuse::kernels {
 
 namespace cuda {
 
-constexpr int kEntropyKept = 1;    ///< every logit is needed once
 constexpr int kEntropyBlocks = 4;  ///< resident on a multiprocessor
+// Vectors that a thread loads before it uses the first: four amortize the comparison with the
+// largest logit, and two are enough to wait for memory.
+constexpr std::uint32_t kForwardInFlight = 4;
+constexpr std::uint32_t kBackwardInFlight = 2;
 
-/// The sums of exp(x - largest) and of x - largest over the logits that a thread has seen. One
-/// pass: where a larger logit comes, the sums are made those of it.
+/// A row of logits, split where its address allows vectors of 16 bytes. The elements outside of
+/// vectors are fewer than those of two vectors, and than the threads of a warp.
+template <class S>
+struct SplitRow {
+  static constexpr std::uint32_t kVec = kRowVec<S>;
+  const S* elements;
+  std::uint32_t head;     ///< elements before the first vector
+  std::uint32_t vectors;  ///< in the row
+  std::uint32_t edges;    ///< elements outside of vectors
+
+  __device__ __forceinline__ SplitRow(const void* data, std::int64_t first, std::uint32_t columns)
+      : elements(static_cast<const S*>(data) + first) {
+    const auto address = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(elements));
+    const std::uint32_t to_vector = (0u - address) % kVectorBytes / sizeof(S);
+    head = to_vector < columns ? to_vector : columns;
+    vectors = (columns - head) / kVec;
+    edges = columns - vectors * kVec;
+  }
+
+  __device__ __forceinline__ std::uint32_t column(std::uint32_t vector) const {
+    return head + vector * kVec;
+  }
+  /// The column of an element outside of vectors.
+  __device__ __forceinline__ std::uint32_t edge_column(std::uint32_t edge) const {
+    return edge < head ? edge : column(vectors) + (edge - head);
+  }
+  __device__ __forceinline__ RawVec<S, kVec> load(std::uint32_t vector) const {
+    RawVec<S, kVec> raw;
+    load_words<kVectorBytes, Keep::kNormal>(
+        reinterpret_cast<const unsigned char*>(elements + column(vector)), raw.words);
+    return raw;
+  }
+
+  /// Calls body(first vector, raw vectors that lie kThreads apart) for a thread's vectors: for
+  /// kInFlight of them, and for single ones at the end.
+  template <std::uint32_t kThreads, std::uint32_t kInFlight, class Body>
+  __device__ __forceinline__ void for_each(std::uint32_t lane, const Body& body) const {
+    std::uint32_t vector = lane;
+    for (; vector + (kInFlight - 1) * kThreads < vectors; vector += kInFlight * kThreads) {
+      RawVec<S, kVec> raws[kInFlight];
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) raws[i] = load(vector + i * kThreads);
+      body(vector, raws);
+    }
+    for (; vector < vectors; vector += kThreads) {
+      RawVec<S, kVec> raws[1] = {load(vector)};
+      body(vector, raws);
+    }
+  }
+};
+
+__device__ __forceinline__ float larger_number(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double larger_number(double a, double b) { return fmax(a, b); }
+
+/// The sums of exp(x - largest) and of x - largest over the logits that a thread has seen, in one
+/// pass: a larger logit rescales the sums. NaN and positive infinity make the second sum NaN.
 template <class T, std::uint32_t kThreads>
 struct OnlineSums {
   T largest;
   T seen = T(0);
+  std::uint32_t pending = 0;  ///< vectors whose sums have not been flushed
   RowSums<T, 2, kThreads> sums;
 
-  template <int kVec>
-  __device__ __forceinline__ void add(const T (&x)[kVec], int count) {
+  template <std::uint32_t kCount>
+  __device__ __forceinline__ void add(const T (&x)[kCount]) {
     T top = largest;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      if (i < count) top = kernels::max(top, x[i]);
-    }
+    for (std::uint32_t i = 0; i < kCount; ++i) top = larger_number(top, x[i]);
     move_to(top);
-    seen = seen + static_cast<T>(count);
+    seen = seen + static_cast<T>(kCount);
     // Infinitely far below what other threads may have: nothing to add, and no difference to take.
     if (top == static_cast<T>(-__builtin_huge_val())) return;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      if (i >= count) continue;
+    for (std::uint32_t i = 0; i < kCount; ++i) {
       const T below = x[i] - top;
-      sums.recent[0] = sums.recent[0] + exp_of_negative<T>(below);
+      // The sum has an exponential of 1 from the largest logit: what lies below the range adds
+      // nothing to it.
+      const T in_range = larger_number(below, ExpConstants<T>::kLeast);
+      sums.recent[0] = sums.recent[0] + exp_in_range<T>(in_range);
       sums.recent[1] = sums.recent[1] + below;
     }
+  }
+
+  template <class S, int kVec, std::uint32_t kCount>
+  __device__ __forceinline__ void add(const RawVec<S, kVec> (&raws)[kCount]) {
+    T x[kCount * kVec];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCount * kVec; i += 2) {
+      T two[2];
+      get_pair(raws[i / kVec], i % kVec / 2, two);
+      x[i] = two[0];
+      x[i + 1] = two[1];
+    }
+    add(x);
+    pending += kCount;
+    if (pending < RowSums<T, 2, kThreads>::kTogether) return;
+    sums.flush();
+    pending = 0;
   }
 
   __device__ __forceinline__ void move_to(T top) {
@@ -51,39 +127,20 @@ struct OnlineSums {
   }
 };
 
-/// The elements of a vector, converted.
-template <class S, class T, int kVec>
-__device__ __forceinline__ void widen_all(const RawVec<S, kVec>& raw, T (&values)[kVec]) {
-#pragma unroll
-  for (int pair = 0; pair < kVec / 2; ++pair) {
-    T two[2];
-    get_pair(raw, pair, two);
-    values[2 * pair] = two[0];
-    values[2 * pair + 1] = two[1];
-  }
-}
-
 template <class S, std::uint32_t kThreads>
 __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     softmax_cross_entropy_kernel(const CrossEntropyArgs __grid_constant__ launch) {
   using T = RowCompute<S>;
-  constexpr int kVec = kRowVec<S>;
+  constexpr std::uint32_t kVec = kRowVec<S>;
   const auto classes = static_cast<std::uint32_t>(launch.shape.classes);
   RowTeam<kThreads> team;
   for (std::int64_t row = team.first_row(); row < launch.shape.rows; row += team.row_step()) {
-    const std::int64_t first = row * launch.shape.classes;
-    const S* x = static_cast<const S*>(launch.logits) + first;
-    const RowVectors<S, kVec, kEntropyKept, kThreads> logits(launch.logits, first, classes,
-                                                             team.lane);
+    const SplitRow<S> x(launch.logits, row * launch.shape.classes, classes);
     // A logit of the row: threads without any keep it, at a sum of 0.
-    OnlineSums<T, kThreads> online{widen(x[0]), T(0), {}};
-    logits.for_each([&](std::uint32_t vector, const RawVec<S, kVec>& raw) {
-      T values[kVec];
-      widen_all(raw, values);
-      const std::uint32_t left = classes - vector * kVec;
-      online.add(values, left < kVec ? static_cast<int>(left) : kVec);
-      online.sums.end_vector(vector);
-    });
+    OnlineSums<T, kThreads> online{widen(x.elements[0]), T(0), 0, {}};
+    x.template for_each<kThreads, kForwardInFlight>(
+        team.lane, [&](std::uint32_t, const auto& raws) { online.add(raws); });
+    if (team.lane < x.edges) online.add({widen(x.elements[x.edge_column(team.lane)])});
     online.move_to(team.largest(online.largest));
     double exponentials;
     double below;
@@ -92,6 +149,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
       below = static_cast<double>(totals[1]);
     });
     if (team.lane != 0) continue;
+    if (below != below) exponentials = below;
     const double largest = static_cast<double>(online.largest);
     const double log_sum = log_of_sum(exponentials);
     const T lse = static_cast<T>(largest + log_sum);
@@ -104,49 +162,74 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
       continue;
     }
     const bool known = label >= 0 && label < launch.shape.classes;
-    const double logit = known ? static_cast<double>(widen(x[label])) : nan("");
+    const double logit = known ? static_cast<double>(widen(x.elements[label])) : nan("");
     const double mean_below = below / static_cast<double>(classes);
     store_channel(launch.losses, row,
                   smoothed_loss(log_sum, logit - largest, mean_below, launch.smoothing));
   }
 }
 
+/// The gradient of a row's logits.
+template <class T>
+struct LogitGradient {
+  T lse, rest, floor, at_label, grad_loss;
+  std::uint32_t label;  ///< no column where it is unknown
+
+  __device__ __forceinline__ T operator()(T x, std::uint32_t column) const {
+    return grad_logit<T>(x, lse, rest, column == label ? at_label : floor, grad_loss);
+  }
+
+  template <class S, int kVec>
+  __device__ __forceinline__ void apply(RawVec<S, kVec>& raw, std::uint32_t first_column) const {
+#pragma unroll
+    for (int pair = 0; pair < kVec / 2; ++pair) {
+      T two[2];
+      get_pair(raw, pair, two);
+      const std::uint32_t column = first_column + 2 * static_cast<std::uint32_t>(pair);
+      two[0] = (*this)(two[0], column);
+      two[1] = (*this)(two[1], column + 1);
+      set_pair(raw, pair, two);
+    }
+  }
+};
+
 template <class S, std::uint32_t kThreads>
 __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     softmax_cross_entropy_backward_kernel(const CrossEntropyBackwardArgs __grid_constant__ launch) {
   using T = RowCompute<S>;
-  constexpr int kVec = kRowVec<S>;
   const auto classes = static_cast<std::uint32_t>(launch.shape.classes);
   const T floor = static_cast<T>(launch.smoothing) / static_cast<T>(classes);
   RowTeam<kThreads> team;
   for (std::int64_t row = team.first_row(); row < launch.shape.rows; row += team.row_step()) {
-    const std::int64_t first = row * launch.shape.classes;
     const std::int64_t label = launch.labels.labels[row];
     const bool ignored = launch.labels.is_ignored(row);
     const bool known = label >= 0 && label < launch.shape.classes;
-    const T lse = static_cast<const T*>(launch.log_sum_exp)[row];
-    const T rest = launch.rest == nullptr ? T(0) : static_cast<const T*>(launch.rest)[row];
-    const T grad_loss = known ? static_cast<T>(load_channel(launch.grad_losses, row, 0.0))
-                              : static_cast<T>(nan(""));
-    const RowVectors<S, kVec, kEntropyKept, kThreads> logits(launch.logits, first, classes,
-                                                             team.lane);
-    const RowOperand<S, kVec> gradient(launch.grad_logits, first, classes);
-    logits.for_each([&](std::uint32_t vector, RawVec<S, kVec> raw) {
-#pragma unroll
-      for (int pair = 0; pair < kVec / 2; ++pair) {
-        T two[2];
-        get_pair(raw, pair, two);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const std::int64_t column = std::int64_t{vector} * kVec + 2 * pair + i;
-          const T below = column == label ? floor + static_cast<T>(1.0 - launch.smoothing) : floor;
-          const T value = grad_logit<T>(two[i], lse, rest, below, grad_loss);
-          two[i] = ignored ? T(0) : value;
-        }
-        set_pair(raw, pair, two);
-      }
-      gradient.store(vector, raw);
-    });
+    const LogitGradient<T> gradient{
+        static_cast<const T*>(launch.log_sum_exp)[row],
+        launch.rest == nullptr ? T(0) : static_cast<const T*>(launch.rest)[row],
+        floor,
+        floor + static_cast<T>(1.0 - launch.smoothing),
+        known ? static_cast<T>(load_channel(launch.grad_losses, row, 0.0))
+              : static_cast<T>(nan("")),
+        known ? static_cast<std::uint32_t>(label) : ~0u};
+    const std::int64_t first = row * launch.shape.classes;
+    const SplitRow<S> x(launch.logits, first, classes);
+    S* const result = static_cast<S*>(launch.grad_logits) + first;
+    auto* const vectors = reinterpret_cast<unsigned char*>(result + x.head);
+    const std::uint32_t width = legal_width(reinterpret_cast<std::uintptr_t>(vectors));
+    x.template for_each<kThreads, kBackwardInFlight>(
+        team.lane, [&](std::uint32_t vector, auto& raws) {
+          for (auto& raw : raws) {
+            gradient.apply(raw, x.column(vector));
+            if (ignored) raw = {};
+            store_vec<Keep::kNormal>(vectors + std::size_t{vector} * kVectorBytes, raw, width);
+            vector += kThreads;
+          }
+        });
+    if (team.lane >= x.edges) continue;
+    const std::uint32_t column = x.edge_column(team.lane);
+    const T value = gradient(widen(x.elements[column]), column);
+    narrow(ignored ? T(0) : value, result[column]);
   }
 }
 

@@ -115,6 +115,21 @@ TEST(CudaSoftmaxCrossEntropy, InfinitelySmallLogitsOfAThreadAddNothing) {
   expect_right(c, in, run(c, in, 0));
 }
 
+TEST(CudaSoftmaxCrossEntropy, ALogitThatIsInfiniteOrNoNumberGivesNaN) {
+  const CrossEntropyCase c{{1, 1503, DType::kFloat32}};
+  set_order({});
+  for (const double value : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+    for (const std::int64_t place : {0, 2, 700, 1502}) {  // in the head, in vectors, behind them
+      CrossEntropyInputs in(c);
+      in.logits.set(place, value);
+      in.labels = {5};
+      const CrossEntropyResults r = run(c, in, 1);
+      EXPECT_TRUE(std::isnan(r.losses.get(0))) << value << " in " << place;
+      EXPECT_TRUE(std::isnan(r.grad_logits.get(5))) << value << " in " << place;
+    }
+  }
+}
+
 TEST(CudaSoftmaxCrossEntropy, LabelsOutsideOfTheClassesGiveNaN) {
   const CrossEntropyCase c{{3, 40, DType::kFloat32}};
   CrossEntropyInputs in(c);
