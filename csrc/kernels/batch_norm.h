@@ -106,7 +106,7 @@ constexpr std::int64_t batch_norm_workspace_partials(const BatchNormShape& shape
                                                      int multiprocessors) {
   constexpr std::int64_t kFields = 4;
   constexpr std::int64_t kBlockChannels = 32;
-  constexpr std::int64_t kBlocksPerMultiprocessor = 4;
+  constexpr std::int64_t kBlocksPerMultiprocessor = 12;  // three waves of four
   const std::int64_t in_blocks = kBlockChannels * kBlocksPerMultiprocessor * multiprocessors;
   return kFields * (shape.channels < in_blocks ? in_blocks : shape.channels);
 }

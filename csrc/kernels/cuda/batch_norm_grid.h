@@ -11,8 +11,9 @@
 // plane (channels last: another window of a row), and rows work on different units: `lanes` windows
 // of one channel of one sample. Columns are neighbors in memory, so a warp reads contiguous bytes
 // even where planes are small. The columns of a block are a tile of channels; a tile's units are
-// cut into slices, one block each, as many as fill the device once. So the partition follows from
-// shape, strides and the number of multiprocessors, and with it the bits of every sum.
+// cut into slices, one block each: so many that the blocks come in one to three waves, of which the
+// last is as full as it can be. So the partition follows from shape, strides and the number of
+// multiprocessors, and with it the bits of every sum.
 #pragma once
 
 #include <algorithm>
@@ -43,13 +44,34 @@ struct BatchNormGrid {
   std::uint32_t lanes;  ///< lanes, columns and rows are powers of two
   std::uint32_t columns;
   std::uint32_t rows;
-  std::uint32_t segments;    ///< units of a plane
+  std::uint32_t segments;  ///< units of a plane
+  std::uint32_t row_step;  ///< `rows` units, as whole planes and as the segments that are left
+  std::uint32_t segment_step;
   std::uint32_t phase;       ///< element 0 of the tensor that windows follow: past a boundary
   std::uint32_t outer_step;  ///< its strides
   std::uint32_t channel_step;
 
   std::int64_t blocks() const { return tiles * slices; }
 };
+
+constexpr std::int64_t kMostWaves = 3;
+
+/// Slices of each tile, up to `useful`, with which the last wave of `resident` blocks is fullest.
+inline std::int64_t slices_of_full_waves(std::int64_t tiles, std::int64_t resident,
+                                         std::int64_t useful) {
+  std::int64_t best = 1;
+  std::int64_t best_filled = 0;
+  std::int64_t best_waves = 1;
+  for (std::int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    const std::int64_t slices = std::min(waves * resident / tiles, useful);
+    // More waves, only if the share of places that have a block grows.
+    if (slices * tiles * best_waves <= best_filled * waves) continue;
+    best = slices;
+    best_filled = slices * tiles;
+    best_waves = waves;
+  }
+  return best;
+}
 
 /// Windows follow the strides of a tensor, and its address where that changes no bit.
 enum class BatchNormPass { kSums, kElements };
@@ -94,9 +116,11 @@ inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNor
   grid.columns = static_cast<std::uint32_t>(columns);
   grid.rows = kGridThreads / (grid.lanes * grid.columns);
   grid.segments = static_cast<std::uint32_t>(segments);
+  grid.row_step = grid.rows / grid.segments;
+  grid.segment_step = grid.rows % grid.segments;
   grid.units = shape.numel() == 0 ? 0 : shape.outer * segments;
   const std::int64_t useful = divide_up(grid.units, grid.rows * kMinUnits);
-  const std::int64_t slices = std::max<std::int64_t>(std::min(blocks / grid.tiles, useful), 1);
+  const std::int64_t slices = slices_of_full_waves(grid.tiles, blocks, useful);
   grid.slice_units = std::max<std::int64_t>(divide_up(grid.units, slices), 1);
   grid.slices = std::max<std::int64_t>(divide_up(grid.units, grid.slice_units), 1);
   return grid;

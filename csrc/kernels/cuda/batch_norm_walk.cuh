@@ -71,13 +71,11 @@ struct WindowCursor<S, Planes> : GridPlace<S, Planes> {
     Window window{row_, 0, 0, 0};
     if (!done()) bound(window);
     unit_ += grid_.rows;
-    row_ += grid_.segments > 1 ? grid_.rows / grid_.segments : grid_.rows;
-    if (grid_.segments > 1) {
-      segment_ += grid_.rows % grid_.segments;
-      if (segment_ >= grid_.segments) {
-        segment_ -= grid_.segments;
-        ++row_;
-      }
+    row_ += grid_.row_step;
+    segment_ += grid_.segment_step;
+    if (segment_ >= grid_.segments) {
+      segment_ -= grid_.segments;
+      ++row_;
     }
     return window;
   }
