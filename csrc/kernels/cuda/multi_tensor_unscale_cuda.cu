@@ -54,11 +54,10 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t vectors = (share.count - head) / kVec;
   bool finite = true;
 
-#pragma unroll 2
-  for (std::uint32_t i = share.rank; i < vectors; i += share.size) {
-    unsigned char* const address = grad + (head + i * kVec) * sizeof(S);
-    RawVec<S, kVec> raw;
-    load_words<kVectorBytes, Keep::kNormal>(address, raw.words);
+  const auto address_of = [&](std::uint32_t vector) {
+    return grad + (head + vector * kVec) * sizeof(S);
+  };
+  const auto unscale = [&](RawVec<S, kVec>& raw) {
 #pragma unroll
     for (int pair = 0; pair < static_cast<int>(kVec / 2); ++pair) {
       T values[2];
@@ -67,16 +66,32 @@ __global__ void __launch_bounds__(kThreads)
       const T scaled[2] = {coef.scaled(values[0]), coef.scaled(values[1])};
       set_pair(raw, pair, scaled);
     }
-    store_words<kVectorBytes, Keep::kNormal>(address, raw.words);
+  };
+  // Two loads before the first store: to the compiler, a store may change what a later load reads.
+  std::uint32_t i = share.rank;
+  for (; i + share.size < vectors; i += 2 * share.size) {
+    RawVec<S, kVec> raws[2];
+    load_words<kVectorBytes, Keep::kNormal>(address_of(i), raws[0].words);
+    load_words<kVectorBytes, Keep::kNormal>(address_of(i + share.size), raws[1].words);
+    unscale(raws[0]);
+    unscale(raws[1]);
+    store_words<kVectorBytes, Keep::kNormal>(address_of(i), raws[0].words);
+    store_words<kVectorBytes, Keep::kNormal>(address_of(i + share.size), raws[1].words);
+  }
+  if (i < vectors) {
+    RawVec<S, kVec> raw;
+    load_words<kVectorBytes, Keep::kNormal>(address_of(i), raw.words);
+    unscale(raw);
+    store_words<kVectorBytes, Keep::kNormal>(address_of(i), raw.words);
   }
 
   const std::uint32_t tail = head + vectors * kVec;
   const std::uint32_t singles = head + (share.count - tail);
   if (share.rank < singles) {
-    const std::uint32_t i = share.rank < head ? share.rank : tail + (share.rank - head);
-    const T value = load_element<S>(grad, i);
+    const std::uint32_t single = share.rank < head ? share.rank : tail + (share.rank - head);
+    const T value = load_element<S>(grad, single);
     finite = finite && is_finite(value);
-    store_element<S>(grad, i, coef.scaled(value));
+    store_element<S>(grad, single, coef.scaled(value));
   }
   if (!finite) raise_flag(launch.found_inf);
 }
