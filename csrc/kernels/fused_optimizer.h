@@ -22,8 +22,8 @@ constexpr bool kStatesInMeasure = false;
 template <Layerwise Functor>
 constexpr bool kStatesInMeasure<Functor> = Functor::kStatesInMeasure;
 
-/// A functor whose states may begin later than the parameter's step count, and which counts steps
-/// from there.
+/// A functor that counts steps from the step in which the states were created, which may come after
+/// the parameter's first step.
 template <class Functor>
 concept CountsFromStart = requires { Functor::kCountsFromStart; };
 

@@ -72,11 +72,11 @@ class FusedSGD(FusedOptimizer):
         tensor([0.7500, 0.5000])
 
     Notes:
-        `state["step"]` on the device determines the first step. Skipped steps do not count. If the
-        momentum becomes positive later, `state["momentum_start"]` stores the step count at which
-        the buffer was created, and the next step is the buffer's first. The host does not read a
-        momentum tensor on a device, so with such a momentum buffers exist from the first step. If
-        the momentum was 0 until then, a buffer's first update is dampened.
+        The device reads `state["step"]` to tell whether a step is the first. Skipped steps do not
+        count. If the momentum becomes positive later, `state["momentum_start"]` stores the step
+        count at which the buffer was created, and the next step is the buffer's first. The host
+        does not read a momentum tensor on a device, so with such a momentum buffers exist from the
+        first step. If the momentum was 0 until then, a buffer's first update is dampened.
 
         Differences from torch.optim.SGD:
 

@@ -60,7 +60,7 @@ class TORCHFUSE_API ShardedBase {
 
  private:
   /// Returns why an optimizer cannot be sharded, or an empty string.
-  static std::string refusal(const torchfuse::optim::FusedOptimizer& whole);
+  static std::string unsupported(const torchfuse::optim::FusedOptimizer& whole);
   Shards& shards() const;
   std::shared_ptr<Shards> shards_;
 };
