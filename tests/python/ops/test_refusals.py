@@ -116,8 +116,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: elemt(torch.zeros(25, dtype=DOUBLE), torch.ones(5)),
-        r"expected weight to be a contiguous tensor of shape \[6\], the channels of input, got one "
-        r"of shape \[5\]",
+        r"expected weight to be a contiguous tensor of shape \[6\], the channels of input, got a "
+        r"tensor of shape \[5\]",
     ),
     (
         lambda: OPS.batch_norm_backward_elemt(
