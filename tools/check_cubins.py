@@ -3,15 +3,12 @@
 
 The program reads a library, built for all architectures, with NVIDIA's cuobjdump. A kernel must not
 use spills, local memory or a stack. As many blocks must be resident as the launch bounds demand.
-Arguments and static shared memory must stay within limits.
+Arguments and static shared memory must stay within limits. tools/cubin/budget.json has a line per
+kernel, for all forms (dtypes and alignments). A form must not use more registers than recorded, or
+25 % more code. All forms together must not lose 128-bit accesses. Cache hints and the number of
+forms must not change. After a review, --update records the new figures.
 
-tools/cubin/budget.json has a line per kernel, for all forms (dtypes and alignments). A form must
-not use more registers than the recorded maximum, or 25 % more code. All forms together must not
-lose 128-bit accesses. Cache hints and the number of forms must not change. After a review, --update
-records the new figures.
-
-Exit status: 0 if there are no violations or CUDA is disabled; 1 for violations; 2 if a check is not
-possible.
+Exit status: 0 without violations or without CUDA; 1 for violations; 2 if nothing can be checked.
 """
 
 from __future__ import annotations

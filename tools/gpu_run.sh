@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Proves and measures torchfuse on a machine with a GPU, from the bundle of tools/gpu_bundle.sh. Nothing
 # is compiled and nothing is downloaded there.
-#
 #   tools/gpu_run.sh                      every stage below, in LIMIT seconds
 #   tools/gpu_run.sh kernels benchmarks   these parts alone
 #   tools/on_pretended_cuda.sh tools/gpu_run.sh    a rehearsal without a GPU
@@ -10,8 +9,7 @@
 #   OUT            folder of result.json, which is complete after every stage, and of logs; default build/gpu-run
 #   BUNDLE         below the checkout; default build/gpu. To compare two libraries, run the part benchmarks with each bundle
 #   LIMIT          seconds until the last stage has ended; default 490
-#   KERNELS TESTS ROWS   narrow the parts kernels (a GoogleTest filter), python_tests (arguments of pytest)
-#                  and benchmarks (part of a row's name)
+#   KERNELS TESTS ROWS   narrow kernels (GoogleTest filter), python_tests (pytest arguments), benchmarks (row)
 #   TORCHFUSE_SHA  the commit, where there is no git
 #   PYTHON         the interpreter that holds torch; default python3
 set -euo pipefail
