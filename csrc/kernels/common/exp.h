@@ -3,11 +3,11 @@
 // device and at every vector width.
 //
 // Note [Exponential]
-// exp(x) = 2^n * exp(r) with n = x / log(2), rounded, and r = x - n * log(2), at most log(2) / 2. n
-// is rounded by adding a number so large that nothing behind the point is left. The sum's last bits
-// are n, and become the exponent of 2^n. It multiplies a Taylor polynomial of exp(r), whose error is
-// below 0.1 units in the last place. log(2) is subtracted in two parts, the first of which has so many zeros
-// at its end that its product with n is exact.
+// exp(x) = 2^n * exp(r) with n = x / log(2), rounded, and r = x - n * log(2), at most log(2) / 2.
+// Adding a large number rounds n to an integer: the last bits of the sum are n, and they become the
+// exponent of 2^n. A Taylor polynomial approximates exp(r), with an error below 0.1 units in the
+// last place. log(2) is subtracted in two parts. The first part ends in so many zeros that its
+// product with n is exact.
 #pragma once
 
 #include <cstdint>

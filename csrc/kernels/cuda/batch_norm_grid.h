@@ -11,8 +11,8 @@
 // plane (channels last: another window of a row), and rows work on different units: `lanes` windows
 // of one channel of one sample. Columns are neighbors in memory, so a warp reads contiguous bytes
 // even where planes are small. The columns of a block are a tile of channels; a tile's units are
-// cut into slices, one block each: so many that the blocks come in one to three waves, of which the
-// last is as full as it can be. So the partition follows from shape, strides and the number of
+// cut into slices, one block each. The number of slices fills one to three waves of resident blocks
+// as completely as possible. So the partition follows from shape, strides and the number of
 // multiprocessors, and with it the bits of every sum.
 #pragma once
 
@@ -56,7 +56,8 @@ struct BatchNormGrid {
 
 constexpr std::int64_t kMostWaves = 3;
 
-/// Slices of each tile, up to `useful`, with which the last wave of `resident` blocks is fullest.
+/// Returns the number of slices per tile, at most `useful`, that best fills waves of `resident`
+/// blocks.
 inline std::int64_t slices_of_full_waves(std::int64_t tiles, std::int64_t resident,
                                          std::int64_t useful) {
   std::int64_t best = 1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Cross entropy of softmax. A team of threads handles a row at a time: a warp where each thread has
-// a few vectors of it, else a block of 256 (8 warps). Bytes per logit: one read each way, and the
-// gradient's write. Logits are read in aligned vectors of 16 bytes, four of them in flight; the
-// elements of a row before the first and behind the last vector are read one by one.
+// Softmax cross entropy. A warp handles a short row, and a block of 256 threads a long row. Bytes
+// per logit: one read in each pass, and one write in the backward pass. Logits are read in aligned
+// 16-byte vectors. A row may begin at any address: the elements before the first vector and after
+// the last vector are read one by one.
 #include "kernels/softmax_cross_entropy.h"
 
 #include "kernels/cuda/rows.cuh"
@@ -12,20 +12,20 @@ namespace torchfuse::kernels {
 namespace cuda {
 
 constexpr int kEntropyBlocks = 4;  ///< resident on a multiprocessor
-// Vectors that a thread loads before it uses the first: four amortize the comparison with the
-// largest logit, and two are enough to wait for memory.
+// Vectors that a thread loads before the first use. The forward pass compares four vectors with the
+// largest logit at once. In the backward pass two vectors per thread saturate memory.
 constexpr std::uint32_t kForwardInFlight = 4;
 constexpr std::uint32_t kBackwardInFlight = 2;
 
-/// A row of logits, split where its address allows vectors of 16 bytes. The elements outside of
-/// vectors are fewer than those of two vectors, and than the threads of a warp.
+/// A row of logits as aligned 16-byte vectors and single elements around the vectors. A row has
+/// fewer single elements than two vectors have, and fewer than a warp has threads.
 template <class S>
 struct SplitRow {
   static constexpr std::uint32_t kVec = kRowVec<S>;
   const S* elements;
   std::uint32_t head;     ///< elements before the first vector
   std::uint32_t vectors;  ///< in the row
-  std::uint32_t edges;    ///< elements outside of vectors
+  std::uint32_t edges;    ///< single elements
 
   __device__ __forceinline__ SplitRow(const void* data, std::int64_t first, std::uint32_t columns)
       : elements(static_cast<const S*>(data) + first) {
@@ -39,7 +39,7 @@ struct SplitRow {
   __device__ __forceinline__ std::uint32_t column(std::uint32_t vector) const {
     return head + vector * kVec;
   }
-  /// The column of an element outside of vectors.
+  /// Returns the column of a single element.
   __device__ __forceinline__ std::uint32_t edge_column(std::uint32_t edge) const {
     return edge < head ? edge : column(vectors) + (edge - head);
   }
@@ -50,8 +50,8 @@ struct SplitRow {
     return raw;
   }
 
-  /// Calls body(first vector, raw vectors that lie kThreads apart) for a thread's vectors: for
-  /// kInFlight of them, and for single ones at the end.
+  /// Calls body(first vector, raw vectors kThreads apart) for a thread's vectors: with kInFlight
+  /// vectors per call, and with single vectors at the end.
   template <std::uint32_t kThreads, std::uint32_t kInFlight, class Body>
   __device__ __forceinline__ void for_each(std::uint32_t lane, const Body& body) const {
     std::uint32_t vector = lane;
@@ -71,8 +71,8 @@ struct SplitRow {
 __device__ __forceinline__ float larger_number(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger_number(double a, double b) { return fmax(a, b); }
 
-/// The sums of exp(x - largest) and of x - largest over the logits that a thread has seen, in one
-/// pass: a larger logit rescales the sums. NaN and positive infinity make the second sum NaN.
+/// A thread's sums of exp(x - largest) and x - largest, in one pass: a larger logit rescales the
+/// sums. NaN or positive infinity makes the second sum NaN.
 template <class T, std::uint32_t kThreads>
 struct OnlineSums {
   T largest;
@@ -87,13 +87,12 @@ struct OnlineSums {
     for (std::uint32_t i = 0; i < kCount; ++i) top = larger_number(top, x[i]);
     move_to(top);
     seen = seen + static_cast<T>(kCount);
-    // Infinitely far below what other threads may have: nothing to add, and no difference to take.
+    // All logits so far are -inf: they add nothing, and -inf - -inf would be NaN.
     if (top == static_cast<T>(-__builtin_huge_val())) return;
 #pragma unroll
     for (std::uint32_t i = 0; i < kCount; ++i) {
       const T below = x[i] - top;
-      // The sum has an exponential of 1 from the largest logit: what lies below the range adds
-      // nothing to it.
+      // The largest logit adds 1, so an exponential below the range does not change the sum.
       const T in_range = larger_number(below, ExpConstants<T>::kLeast);
       sums.recent[0] = sums.recent[0] + exp_in_range<T>(in_range);
       sums.recent[1] = sums.recent[1] + below;
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
   RowTeam<kThreads> team;
   for (std::int64_t row = team.first_row(); row < launch.shape.rows; row += team.row_step()) {
     const SplitRow<S> x(launch.logits, row * launch.shape.classes, classes);
-    // A logit of the row: threads without any keep it, at a sum of 0.
+    // Threads without logits keep the first logit as the largest, and sums of 0.
     OnlineSums<T, kThreads> online{widen(x.elements[0]), T(0), 0, {}};
     x.template for_each<kThreads, kForwardInFlight>(
         team.lane, [&](std::uint32_t, const auto& raws) { online.add(raws); });
@@ -173,7 +172,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
 template <class T>
 struct LogitGradient {
   T lse, rest, floor, at_label, grad_loss;
-  std::uint32_t label;  ///< no column where it is unknown
+  std::uint32_t label;  ///< the label's column; no column if the label is invalid
 
   __device__ __forceinline__ T operator()(T x, std::uint32_t column) const {
     return grad_logit<T>(x, lse, rest, column == label ? at_label : floor, grad_loss);
@@ -249,7 +248,7 @@ Status dispatch_logits(DType dtype, const char* what, const Run& run) {
   return Status{cudaErrorInvalidValue, what};
 }
 
-/// Starts one of two kernels: for rows of a warp, or of a block.
+/// Launches the kernel for a warp per row, or for a block per row.
 template <class S, class Args, class Parameter>
 Status launch_rows(void (*of_warp)(Parameter), void (*of_block)(Parameter), const Args& args,
                    int multiprocessors, Stream stream, const char* what) {
