@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The AVX2 level: vectors of 256 bits. Include simd.h.
+// AVX2 level with 256-bit vectors. Include simd.h.
 #pragma once
 
 #include <immintrin.h>
@@ -55,13 +55,13 @@ TORCHFUSE_INLINE VecF load_bf16(const BFloat16* p) {
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return VecF(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16)));
 }
-/// The lower halves of eight 32-bit integers below 2^16. packus works within 128-bit halves; the
-/// two useful quarters are gathered.
+/// Returns the lower halves of eight 32-bit integers below 2^16. packus works within 128-bit
+/// halves, so a permutation joins the two useful quarters.
 TORCHFUSE_INLINE __m128i pack_16(__m256i x) {
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08));
 }
-/// The nearest bf16 values, in the upper halves of 32-bit integers; the lower halves have no
-/// meaning.
+/// Returns the nearest bf16 values in the upper halves of 32-bit integers. The lower halves are
+/// unspecified.
 TORCHFUSE_INLINE __m256i rounded_bf16(VecF x) {
   const __m256i bits = _mm256_castps_si256(x.v);
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -75,9 +75,8 @@ TORCHFUSE_INLINE __m128i round_bf16(VecF x) {
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), round_bf16(x));
 }
-/// Sixteen elements: those at even places, and those at odd ones. Each 32-bit word of memory has
-/// one of both, so that no element moves to another word, which only two units of a processor can
-/// do.
+/// Loads sixteen elements, split by even and odd index. Every 32-bit word contains an even and an
+/// odd element, so no element moves between words, for which a processor has only two units.
 TORCHFUSE_INLINE void load_bf16_pair(const BFloat16* p, VecF& even, VecF& odd) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   even = VecF(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)));
@@ -136,7 +135,7 @@ TORCHFUSE_INLINE bool reaches(VecD x, double threshold) {
   return _mm256_movemask_pd(_mm256_cmp_pd(absolute, _mm256_set1_pd(threshold), _CMP_NLT_UQ)) != 0;
 }
 TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
-  // As signed integers the bits of non-negative doubles are ordered, NaN above infinity.
+  // As signed integers, the bits of non-negative doubles are ordered, with NaN above infinity.
   const __m256i mask = _mm256_set1_epi64x(0x7fffffffffffffff);
   const __m256i x = _mm256_and_si256(_mm256_castpd_si256(a.v), mask);
   const __m256i y = _mm256_and_si256(_mm256_castpd_si256(b.v), mask);
@@ -158,7 +157,7 @@ TORCHFUSE_INLINE __m256i random_16_vector(RoundingKey key, std::uint64_t element
   const std::uint32_t high = static_cast<std::uint32_t>(element >> 32) + key.counter;
   const __m256i multiplier = _mm256_set1_epi32(static_cast<int>(kPhiloxMultiplier));
   __m256i first = _mm256_add_epi32(base, lanes);
-  // The index is 64 bits wide: one more above, minus one in the lanes without a carry.
+  // Carry into the 64-bit index's upper half: add 1, then subtract 1 in lanes without a carry.
   const __m256i no_carry = _mm256_cmpeq_epi32(_mm256_max_epu32(first, base), first);
   __m256i second = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(high + 1)), no_carry);
   std::uint32_t round_key = key.key;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The AVX-512 level: vectors of 512 bits. Include simd.h.
+// AVX-512 level with 512-bit vectors. Include simd.h.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +64,8 @@ TORCHFUSE_INLINE VecF load_bf16(const BFloat16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return VecF(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16)));
 }
-/// The instruction takes denormals for zero, which kernels flush anyway; otherwise it agrees with
-/// to_bfloat16 on every encoding.
+/// The instruction treats denormals as zero, but kernels flush denormals anyway. For every other
+/// encoding, the result equals to_bfloat16().
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   const __m256bh narrow = _mm512_cvtneps_pbh(x.v);
   memcpy(p, &narrow, sizeof narrow);
@@ -133,7 +133,7 @@ TORCHFUSE_INLINE VecD power_of_two(VecD shifted) {
   return VecD(_mm512_castsi512_pd(_mm512_add_epi64(exponents, _mm512_set1_epi64(1023LL << 52))));
 }
 
-/// 16 random bits in every lane, for elements from `element` on.
+/// Returns 16 random bits per lane, for consecutive elements from `element` on.
 TORCHFUSE_INLINE __m512i random_16_vector(RoundingKey key, std::uint64_t element) {
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i base = _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(element)));
@@ -141,7 +141,7 @@ TORCHFUSE_INLINE __m512i random_16_vector(RoundingKey key, std::uint64_t element
       _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(element >> 32) + key.counter));
   const __m512i multiplier = _mm512_set1_epi32(static_cast<int>(kPhiloxMultiplier));
   __m512i first = _mm512_add_epi32(base, lanes);
-  // The index is 64 bits wide.
+  // Carry into the 64-bit index's upper half.
   const __mmask16 carry = _mm512_cmplt_epu32_mask(first, base);
   __m512i second = _mm512_mask_add_epi32(high, carry, high, _mm512_set1_epi32(1));
   std::uint32_t round_key = key.key;

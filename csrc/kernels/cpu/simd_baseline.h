@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The baseline level: vectors of one lane, in scalar instructions. Include simd.h.
+// Baseline level with one-lane vectors, in scalar instructions. Include simd.h.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ template <class T>
 TORCHFUSE_INLINE bool reaches(T x, T threshold) {
   return !(magnitude(x) < threshold);
 }
-/// Of two zeros the positive one, as the levels give it that clear the bit of the sign.
+/// Returns +0 rather than -0, like the levels that clear the sign bit.
 template <class T>
 TORCHFUSE_INLINE T larger_magnitude(T a, T b) {
   return kernels::max(magnitude(a), magnitude(b)) + T(0);

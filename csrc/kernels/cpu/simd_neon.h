@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The NEON level of aarch64: vectors of 128 bits. Include simd.h.
+// NEON level for aarch64, with 128-bit vectors. Include simd.h.
 #pragma once
 
 #include <arm_neon.h>
@@ -38,8 +38,8 @@ TORCHFUSE_INLINE uint64x2_t magnitude_bits(VecD x) {
 
 TORCHFUSE_INLINE VecF fma(VecF a, VecF b, VecF c) { return VecF(vfmaq_f32(c.v, a.v, b.v)); }
 TORCHFUSE_INLINE VecD fma(VecD a, VecD b, VecD c) { return VecD(vfmaq_f64(c.v, a.v, b.v)); }
-/// FMAX alone would return the positive one of two zeros. Of a number with itself it is that
-/// number, or a zero where denormals are flushed.
+/// FMAX alone would prefer +0 to -0. FMAX with two equal operands returns the operand, or zero if
+/// denormals are flushed.
 TORCHFUSE_INLINE VecF max(VecF a, VecF b) {
   const uint32x4_t takes_a = vornq_u32(vcgtq_f32(a.v, b.v), vceqq_f32(a.v, a.v));
   const float32x4_t larger = vbslq_f32(takes_a, a.v, b.v);
@@ -69,12 +69,12 @@ TORCHFUSE_INLINE VecF load_f32(const float* p) { return VecF(vld1q_f32(p)); }
 TORCHFUSE_INLINE void store_f32(float* p, VecF x) { vst1q_f32(p, x.v); }
 TORCHFUSE_INLINE VecD load_f64(const double* p) { return VecD(vld1q_f64(p)); }
 TORCHFUSE_INLINE void store_f64(double* p, VecD x) { vst1q_f64(p, x.v); }
-/// Four of the upper halves of floats.
+/// Loads four bf16 values into the upper halves of 32-bit integers.
 TORCHFUSE_INLINE uint32x4_t widen_high(const BFloat16* p) {
   return vshlq_n_u32(vmovl_u16(vld1_u16(&p->bits)), 16);
 }
 TORCHFUSE_INLINE VecF load_bf16(const BFloat16* p) { return from_bits(widen_high(p)); }
-/// `rounded`, or the bits of the quiet NaN where x is NaN.
+/// Returns `rounded`, or the quiet NaN's bits where x is NaN.
 TORCHFUSE_INLINE uint32x4_t or_nan(uint32x4_t rounded, VecF x) {
   return vbslq_u32(vceqq_f32(x.v, x.v), rounded, vdupq_n_u32(0x7fc00000));
 }
@@ -113,7 +113,7 @@ TORCHFUSE_INLINE bool reaches(VecD x, double threshold) {
   return vmaxvq_u32(vreinterpretq_u32_u64(reached)) != 0;
 }
 TORCHFUSE_INLINE VecD larger_magnitude(VecD a, VecD b) {
-  // As integers the bits of non-negative doubles are ordered, NaN above infinity.
+  // As integers, the bits of non-negative doubles are ordered, with NaN above infinity.
   const uint64x2_t x = magnitude_bits(a);
   const uint64x2_t y = magnitude_bits(b);
   return from_bits(vbslq_u64(vcgtq_u64(x, y), x, y));
@@ -127,13 +127,13 @@ TORCHFUSE_INLINE VecD power_of_two(VecD shifted) {
   return from_bits(vaddq_u64(vshlq_n_u64(bits_of(shifted), 52), bias));
 }
 
-/// 16 random bits in every lane, for elements from `element` on.
+/// Returns 16 random bits per lane, for consecutive elements from `element` on.
 TORCHFUSE_INLINE uint32x4_t random_16_vector(RoundingKey key, std::uint64_t element) {
   constexpr std::uint32_t kLanes[4] = {0, 1, 2, 3};
   const uint32x4_t base = vdupq_n_u32(static_cast<std::uint32_t>(element));
   const uint32x4_t high = vdupq_n_u32(static_cast<std::uint32_t>(element >> 32) + key.counter);
   uint32x4_t first = vaddq_u32(base, vld1q_u32(kLanes));
-  // The index is 64 bits wide: a comparison that holds is minus one.
+  // Carry into the 64-bit index's upper half: a true comparison is -1.
   uint32x4_t second = vsubq_u32(high, vcltq_u32(first, base));
   std::uint32_t round_key = key.key;
 #pragma GCC unroll 7

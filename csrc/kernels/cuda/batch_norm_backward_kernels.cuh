@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of batch normalization's backward pass: gradient sums, then the input's gradient.
+// Kernels for batch normalization's backward pass: gradient sums, then the input's gradient.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// The terms that a channel's outputs were computed with.
+/// Returns the terms with which the forward pass normalized a channel.
 template <class T>
 __device__ __forceinline__ NormalizeTerms<T> forward_terms(const double* saved,
                                                            std::int64_t channels,
@@ -38,10 +38,10 @@ struct BatchNormBackwardReduceLaunch {
   const double* saved;
   double* sums;
   double* partials;
-  std::uint32_t* arrivals;  ///< of each tile
+  std::uint32_t* arrivals;  ///< one counter per tile
 };
 
-/// What a window of sums is computed from.
+/// A window's operands for the gradient sums.
 template <class S>
 struct GradWindows {
   RawWindow<S> grad;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void write_sums(const BatchNormBackwardReduceLaunch& 
   store_channel(launch.grad_bias, c, sums.dy);
 }
 
-/// The sums of a window, whose gradients become those behind the ReLU. Outside of the window they
-/// are zero, and add nothing.
+/// Adds a window to the sums and replaces `loaded.grad` by the gradient of the ReLU's input.
+/// Gradients outside the window are zero and add nothing.
 template <class S, class Terms, class Sums>
 __device__ __forceinline__ void add_gradients(const Terms& terms, bool relu, bool has_output,
                                               GradWindows<S>& loaded, Sums& sums) {
@@ -91,8 +91,8 @@ __device__ __forceinline__ void add_gradients(const Terms& terms, bool relu, boo
   }
 }
 
-// Reads gradient and input once, the output too where it says what the ReLU let pass, and may write
-// the gradient behind the ReLU.
+// Reads gradient and input once, and the output too if it determines the ReLU's gate. May write the
+// gradient of the ReLU's input.
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_backward_reduce_kernel(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// From the sums of threads to the sums of channels: warps, blocks, then the slices of a tile, which
-// its last block adds. The order depends on thread and slice numbers alone.
+// Combines threads' sums into channel sums: within warps, within blocks, and over a tile's slices
+// in the tile's last block. The order depends only on thread and slice numbers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Sums of dy and of dy * (x - center).
+/// Sums of dy and dy * (x - center).
 struct DeviationSums {
   double dy = 0.0;
   double dy_deviation = 0.0;
@@ -43,8 +43,8 @@ __device__ __forceinline__ Partial shuffle_down(const Partial& value, unsigned d
   return other;
 }
 
-/// Thread i gets the sum over the block's warps of channel i of the tile, up to `tile_channels`: of
-/// what TileShared holds. All threads must call it, and pass a barrier before TileShared is written
+/// Adds TileShared over the block's warps and returns, in thread i < `tile_channels`, the sum for
+/// the tile's channel i. All threads must call it, and pass a barrier before TileShared is written
 /// again.
 template <class Partial>
 __device__ __forceinline__ Partial sum_of_warps(std::uint32_t tile_channels) {
@@ -65,8 +65,8 @@ __device__ __forceinline__ Partial sum_of_warps(std::uint32_t tile_channels) {
   return sum;
 }
 
-/// Every thread has the value of one channel, that of its column; see Note [Windows]. Thread i gets
-/// the sum of channel i of the tile. As sum_of_warps().
+/// Adds over the block. Every thread passes a value for its column's channel; see Note [Windows].
+/// Returns sums in the same threads as sum_of_warps(), with the same rules for calls.
 template <class Partial>
 __device__ __forceinline__ Partial tile_sum(Partial value, std::uint32_t lanes,
                                             std::uint32_t columns) {
@@ -95,7 +95,7 @@ struct ArrivalShared {
   bool last;
 };
 
-/// Whether the calling block is the last of `blocks` to come here. The counter is then zero again.
+/// Returns whether the calling block arrives last of `blocks`, and then resets the counter to zero.
 /// See Note [Hand-over between blocks].
 __device__ __forceinline__ bool last_to_arrive(std::uint32_t* counter, std::uint32_t blocks) {
   ArrivalShared& shared = block_shared<ArrivalShared>();
@@ -108,7 +108,7 @@ __device__ __forceinline__ bool last_to_arrive(std::uint32_t* counter, std::uint
   return shared.last;
 }
 
-/// Field `f` of the partial of slice `s`, for channel `c`: the channels of a tile lie together.
+/// Returns where slice `s` stores field `f` for channel `c`. A tile's channels are contiguous.
 template <class Partial>
 __device__ __forceinline__ double* partial_field(double* partials, std::int64_t channels,
                                                  std::int64_t s, int f, std::int64_t c) {
@@ -117,12 +117,12 @@ __device__ __forceinline__ double* partial_field(double* partials, std::int64_t 
 
 template <class Partial>
 struct ChannelTotal {
-  std::int64_t channel;  ///< negative: the calling thread has none
+  std::int64_t channel;  ///< negative if the calling thread has none
   Partial total;
 };
 
-/// The sums of whole channels, in the last block of each tile to come here, one per thread.
-/// `block_sum`: that of the calling thread's channel of the tile, over the block.
+/// Returns complete channel sums, one per thread, in each tile's last block to arrive. `block_sum`
+/// is the block's sum for the calling thread's channel.
 template <class Partial, class S, class Layout>
 __device__ __forceinline__ ChannelTotal<Partial> total_of_slices(const BatchNormGrid& grid,
                                                                  const GridPlace<S, Layout>& at,

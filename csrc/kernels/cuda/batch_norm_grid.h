@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How the passes of batch normalization are spread over a grid.
+// Distributes batch normalization's passes over a grid.
 //
 // Note [Windows]
-// A thread reads one window at a time: 16 bytes. Channels first, the windows of a plane begin at
-// multiples of 16 bytes in one tensor, so that the first and the last of a plane may reach over its
-// ends and are then accessed element by element; other tensors are accessed as widely as their
-// addresses allow. Channels last, a window holds neighboring channels of a row.
+// A thread reads one 16-byte window at a time. Channels first, windows are 16-byte aligned in one
+// tensor. A plane's first and last windows may extend beyond the plane and are then accessed
+// element by element. Other tensors are accessed as widely as their addresses allow. Channels last,
+// a window holds adjacent channels of a row.
 //
-// A block has `columns` * `lanes` * `rows` threads. The lanes share a plane, each column is another
-// plane (channels last: another window of a row), and rows work on different units: `lanes` windows
-// of one channel of one sample. Columns are neighbors in memory, so a warp reads contiguous bytes
-// even where planes are small. The columns of a block are a tile of channels; a tile's units are
-// cut into slices, one block each. The number of slices fills one to three waves of resident blocks
-// as completely as possible. So the partition follows from shape, strides and the number of
-// multiprocessors, and with it the bits of every sum.
+// A block has `columns` * `lanes` * `rows` threads. Lanes share a plane. Each column handles a
+// different plane (channels last: a different window of a row). Each row handles a different unit:
+// `lanes` windows in a plane. Columns are adjacent in memory, so a warp reads contiguous bytes even
+// if planes are small. A block's columns form a tile of channels. A tile's units are divided into
+// slices, one block each. The slice count fills one to three waves of resident blocks as completely
+// as possible. So the shape, strides and multiprocessor count determine the partition and every
+// sum's bits.
 #pragma once
 
 #include <algorithm>
@@ -26,29 +26,29 @@
 namespace torchfuse::kernels::cuda {
 
 constexpr std::uint32_t kGridThreads = 256;
-/// Windows beside each other that a block of sums reads in a row: 64 bytes. Wider tiles would leave
-/// longer sums of partials to each tile's last block.
+/// Adjacent windows in a row that a sum block reads: 64 bytes. With wider tiles, each tile's last
+/// block would add more partials.
 constexpr std::int64_t kSumColumns = 4;
 constexpr std::int64_t kWarpLanes = 32;
 constexpr std::uint32_t kGridWarps = kGridThreads / kWarpLanes;
-/// Units that a thread should have before another slice is worth its overhead.
+/// Minimum units per thread that make another slice worthwhile.
 constexpr std::int64_t kMinUnits = 4;
 
 struct BatchNormGrid {
   std::int64_t channels;
   std::int64_t inner;
-  std::int64_t units;        ///< of each channel
-  std::int64_t slice_units;  ///< of each slice; the last may have fewer
+  std::int64_t units;        ///< units per channel
+  std::int64_t slice_units;  ///< units per slice; the last slice may have fewer
   std::int64_t tiles;
   std::int64_t slices;
   std::uint32_t lanes;  ///< lanes, columns and rows are powers of two
   std::uint32_t columns;
   std::uint32_t rows;
-  std::uint32_t segments;  ///< units of a plane
-  std::uint32_t row_step;  ///< `rows` units, as whole planes and as the segments that are left
+  std::uint32_t segments;  ///< units per plane
+  std::uint32_t row_step;  ///< `rows` units as complete planes; the rest is segment_step
   std::uint32_t segment_step;
-  std::uint32_t phase;       ///< element 0 of the tensor that windows follow: past a boundary
-  std::uint32_t outer_step;  ///< its strides
+  std::uint32_t phase;       ///< elements from a boundary to the followed tensor's start
+  std::uint32_t outer_step;  ///< the followed tensor's strides
   std::uint32_t channel_step;
 
   std::int64_t blocks() const { return tiles * slices; }
@@ -65,7 +65,7 @@ inline std::int64_t slices_of_full_waves(std::int64_t tiles, std::int64_t reside
   std::int64_t best_waves = 1;
   for (std::int64_t waves = 1; waves <= kMostWaves; ++waves) {
     const std::int64_t slices = std::min(waves * resident / tiles, useful);
-    // More waves, only if the share of places that have a block grows.
+    // Use more waves only if they are filled more completely.
     if (slices * tiles * best_waves <= best_filled * waves) continue;
     best = slices;
     best_filled = slices * tiles;
@@ -74,10 +74,10 @@ inline std::int64_t slices_of_full_waves(std::int64_t tiles, std::int64_t reside
   return best;
 }
 
-/// Windows follow the strides of a tensor, and its address where that changes no bit.
+/// Windows follow strides, and in kElements also the address, on which sums must not depend.
 enum class BatchNormPass { kSums, kElements };
 
-/// `operand`: the tensor that windows follow. `blocks`: as many as the device runs at once.
+/// Windows follow the tensor `operand`. The device runs `blocks` blocks at once.
 inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNormInput& operand,
                                      BatchNormPass pass, std::int64_t blocks) {
   const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
@@ -127,7 +127,7 @@ inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNor
   return grid;
 }
 
-/// The strides of a tensor that is written.
+/// Describes a written tensor, whose strides are dense.
 inline BatchNormInput dense(const BatchNormShape& shape, const void* data) {
   return BatchNormInput{data, shape.channels * shape.inner, shape.inner};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of batch normalization: statistics, then the output.
+// Kernels for batch normalization's forward pass: statistics, then the output.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,23 +11,23 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// The terms of a tile's channels: each of their numbers, of type T, for the columns side by side.
-/// A tile is at most a warp wide.
+/// Terms of a tile's channels. For each number (of type T), adjacent columns are contiguous. A tile
+/// is at most a warp wide.
 template <class T, class Terms, int kChannels>
 struct TermsShared {
   static constexpr int kNumbers = static_cast<int>(sizeof(Terms) / sizeof(T));
   T numbers[kNumbers][kChannels][kWarp];
 };
 
-/// The terms of the calling thread's channels. One channel's are kept in registers. Those of a row
-/// would take up to 48 of them, so they are read again for each window.
+/// Terms of the calling thread's channels. A single channel's terms stay in registers. A row's
+/// terms would need up to 48 registers, so every window reads them again.
 template <class T, class Terms, class Cursor>
 class ChannelTerms {
  public:
   static constexpr int kChannels = Cursor::kChannels;
   using Shared = TermsShared<T, Terms, kChannels>;
 
-  /// Takes terms_of(channel) for the tile's channels. All threads of the block must come here.
+  /// Stores terms_of(channel) for the tile's channels. All threads in the block must take part.
   template <class TermsOf>
   __device__ __forceinline__ ChannelTerms(const BatchNormGrid& grid, const Cursor& cursor,
                                           const TermsOf& terms_of)
@@ -46,7 +46,7 @@ class ChannelTerms {
     if constexpr (kChannels == 1) own_ = read(0);
   }
 
-  /// Ahead of each window: what was read for the one before is not kept.
+  /// Must be called before each window, so that the compiler does not keep the terms in registers.
   __device__ __forceinline__ void begin_window() const {
     if constexpr (kChannels > 1) asm volatile("" ::: "memory");
   }
@@ -79,13 +79,13 @@ class ChannelTerms {
 struct BatchNormStatsLaunch {
   BatchNormGrid grid;
   BatchNormInput input;
-  double count;  ///< elements of a channel
+  double count;  ///< elements per channel
   double* packed;
   double* partials;
-  std::uint32_t* arrivals;  ///< of each tile
+  std::uint32_t* arrivals;  ///< one counter per tile
 };
 
-// Reads every element once. Each block leaves one partial for each of its channels.
+// Reads every element once. If there are several slices, each block writes a partial per channel.
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_stats_kernel(const BatchNormStatsLaunch __grid_constant__ launch) {
@@ -116,16 +116,16 @@ struct BatchNormElemtLaunch {
   ChannelInput bias;
   bool relu;
   BatchNormFinishArgs finish;
-  std::uint32_t* arrivals;  ///< one
+  std::uint32_t* arrivals;  ///< one counter
 };
 
-/// What the calling thread's channel is normalized with.
+/// Statistics that normalize the calling thread's channel.
 struct ChannelStatistics {
   double mean;
   double invstd;
 };
 
-/// Reads the statistics of a channel; `finishes`: and writes what is to be kept of them.
+/// Returns a channel's statistics. `finishes` also saves mean and invstd and updates averages.
 __device__ __forceinline__ ChannelStatistics finish_channel(const BatchNormFinishArgs& args,
                                                             std::int64_t c, bool finishes) {
   const ChannelOutput& mean = args.running_mean;
@@ -138,7 +138,7 @@ __device__ __forceinline__ ChannelStatistics finish_channel(const BatchNormFinis
     const Moments moments = unpack_moments(args.packed, c, args.channels);
     result.mean = moments.mean;
     result.invstd = inverse_std(biased_variance(moments), args.eps);
-    // A batch without elements is no observation.
+    // An empty batch does not update the running averages.
     if (finishes && moments.count > 0.0) {
       double factor = args.momentum;
       if (args.cumulative && args.num_batches_tracked != nullptr) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ ChannelStatistics finish_channel(const BatchNormFinis
   return result;
 }
 
-/// The batch is counted by the last tile to have read the old number.
+/// Saves the element count. The last tile to read the old num_batches_tracked increments it.
 __device__ __forceinline__ void finish_count(const BatchNormElemtLaunch& launch, bool first_tile) {
   const BatchNormFinishArgs& args = launch.finish;
   const double count = args.packed == nullptr ? 0.0 : args.packed[4 * args.channels];
@@ -167,8 +167,8 @@ __device__ __forceinline__ void finish_count(const BatchNormElemtLaunch& launch,
   if (last && threadIdx.x == 0) *args.num_batches_tracked += 1;
 }
 
-// Reads every element once, of the residual too, and writes one. The blocks of slice 0 also keep
-// the statistics of their channels.
+// Reads every element of input and residual once and writes every output element once. Blocks of
+// slice 0 also save their channels' statistics.
 template <class S, class Layout>
 __global__ void __launch_bounds__(kGridThreads, kElementBlocks)
     batch_norm_elemt_kernel(const BatchNormElemtLaunch __grid_constant__ launch) {

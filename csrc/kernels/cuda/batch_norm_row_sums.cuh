@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Channels last: sums of the elements that a warp sees.
+// Channels last: sums over a warp's elements.
 //
 // Note [Sums of rows]
-// A window has up to eight channels. Two fp64 sums of each would take a thread half of its
-// registers, for additions that most launches make once, at the end: 64 windows fit into fp32. So
-// every 64 windows the lanes of a warp that read the same channels add what they have, in fp64, and
-// the first of them adds it to the warp's sums in shared memory. All lanes go through the same
-// rounds, some with empty windows. One pivot serves all rows that a warp reads of a channel.
+// A window has up to eight channels. Two fp64 sums per channel would occupy half the registers.
+// Most launches would use these sums only once, at the end, because fp32 is enough for 64 windows.
+// So after 64 windows, a warp's lanes that read the same channels combine their sums in fp64. The
+// first such lane adds the result to the warp's sums in shared memory. All lanes execute the same
+// rounds, some with empty windows. A warp uses one pivot per channel for all rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Two sums of each channel, the fields kFirst and kFirst + 1 of Partial.
+/// Two sums per channel: the fields kFirst and kFirst + 1 of Partial.
 template <class S, class Partial, int kFirst>
 class RowSums {
  public:
@@ -32,7 +32,7 @@ class RowSums {
     __syncwarp();
   }
 
-  /// `term` to the first sum of channel `c` of the window, and a * b to the second.
+  /// Adds `term` to the first sum for the window's channel `c`, and a * b to the second.
   __device__ __forceinline__ void add(int c, T term, T a, T b) {
     sum_[c] += term;
     product_[c] = kernels::fma(a, b, product_[c]);
@@ -40,13 +40,13 @@ class RowSums {
 
   __device__ __forceinline__ void end_window() {}
 
-  /// After the windows of each round; all lanes of the warp must call it.
+  /// All lanes of the warp must call it after each round.
   __device__ __forceinline__ void end_round(int windows) {
     windows_ += windows;
     if (windows_ + windows > kMaxAdditions) flush();
   }
 
-  /// Moves what has been added to the warp's sums. All lanes of the warp must call it.
+  /// Moves the thread's sums to the warp's sums. All lanes of the warp must call it.
   __device__ __forceinline__ void flush() {
     auto& fields = block_shared<TileShared<Partial>>().fields;
     const std::uint32_t lane = threadIdx.x % kWarp;
@@ -65,15 +65,15 @@ class RowSums {
         fields[kFirst + 1][threadIdx.x / kWarp][place] += second;
       }
       sum_[c] = product_[c] = T(0);
-      // Without it the sums of all channels would be in registers at the same time.
-      __syncwarp();  // for the compiler alone
+      // For the compiler alone, which would otherwise keep all channels' fp64 sums in registers.
+      __syncwarp();
     }
     windows_ = 0;
   }
 
  private:
   std::uint32_t columns_;
-  // Aligned for whatever a compiler makes of two neighbors.
+  // Aligned so that the compiler can combine accesses to adjacent elements.
   alignas(16) T sum_[kChannels] = {};
   alignas(16) T product_[kChannels] = {};
   int windows_ = 0;
@@ -84,14 +84,14 @@ template <class S>
 class RowGradSums : public RowSums<S, DeviationSums, 0> {
  public:
   using RowSums<S, DeviationSums, 0>::RowSums;
-  /// As sum_of_warps().
+  /// Flushes the sums and returns sum_of_warps().
   __device__ __forceinline__ DeviationSums block_sum(const BatchNormGrid& grid) {
     this->flush();
     return sum_of_warps<DeviationSums>(grid.columns * this->kChannels);
   }
 };
 
-/// The moments of a warp's elements, about the first one of each channel.
+/// Moments of a warp's elements about each channel's first element.
 template <class S>
 class RowMoments {
  public:
@@ -124,7 +124,7 @@ class RowMoments {
     sums_.end_round(kLoads);
   }
 
-  /// As sum_of_warps().
+  /// Flushes the sums and returns sum_of_warps().
   __device__ __forceinline__ PivotedSums block_sum(const BatchNormGrid& grid) {
     sums_.flush();
     std::uint32_t count = count_;
@@ -146,7 +146,7 @@ class RowMoments {
   }
 
  private:
-  /// From the first lane of each column, whose window comes first.
+  /// Broadcasts pivots from each column's first lane, whose window comes first.
   __device__ __forceinline__ void take_pivots(const RawWindow<S>& raw) {
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {

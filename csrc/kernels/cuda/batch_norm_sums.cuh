@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Channels first: sums of the elements that one thread sees, in their compute type over a bounded
-// number of them, in fp64 beyond.
+// Channels first: sums over one thread's elements. A bounded number of elements is added in the
+// compute type, and the results in fp64.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,11 +11,11 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Additions to an fp32 sum before it moves to fp64.
+/// Maximum number of additions to an fp32 sum before the sum moves to fp64.
 constexpr int kMaxAdditions = 64;
 
-/// Two sums of the channel that the thread's windows belong to. Even and odd elements are added
-/// apart, so that additions do not wait for each other.
+/// Two sums for a channel. Even and odd elements have separate sums, so that additions do not
+/// wait for each other.
 template <class S>
 class PlaneSums {
  public:
@@ -23,18 +23,18 @@ class PlaneSums {
   static constexpr int kChains = 2;
   static constexpr int kWindows = kMaxAdditions * kChains / kWindow<S>;
 
-  /// `term` to the first sum, for element `e` of a window, and a * b to the second.
+  /// Adds `term` to the first sum, for element `e` of a window, and a * b to the second.
   __device__ __forceinline__ void add(int e, T term, T a, T b) {
     sum_[e % kChains] += term;
     product_[e % kChains] = kernels::fma(a, b, product_[e % kChains]);
   }
 
-  /// After each window.
+  /// Must be called after each window.
   __device__ __forceinline__ void end_window() {
     if (++windows_ == kWindows) flush();
   }
 
-  /// Moves what has been added to `first` and `second`.
+  /// Moves the compute-type sums to `first` and `second`.
   __device__ __forceinline__ void flush() {
 #pragma unroll
     for (int i = 0; i < kChains; ++i) {
@@ -60,14 +60,14 @@ class PlaneGradSums : public PlaneSums<S> {
  public:
   __device__ __forceinline__ explicit PlaneGradSums(const BatchNormGrid&) {}
   __device__ __forceinline__ void end_round(int /*windows*/) {}
-  /// As tile_sum().
+  /// Flushes the sums and returns tile_sum().
   __device__ __forceinline__ DeviationSums block_sum(const BatchNormGrid& grid) {
     this->flush();
     return tile_sum(DeviationSums{this->first, this->second}, grid.lanes, grid.columns);
   }
 };
 
-/// The moments of a thread's elements, about the first one.
+/// Moments of a thread's elements about the first element.
 template <class S>
 class PlaneMoments {
  public:
@@ -82,7 +82,7 @@ class PlaneMoments {
     for (int k = 0; k < kLoads; ++k) add(windows[k], raw[k]);
   }
 
-  /// As tile_sum().
+  /// Flushes the sums and returns tile_sum().
   __device__ __forceinline__ PivotedSums block_sum(const BatchNormGrid& grid) {
     sums_.flush();
     return tile_sum(PivotedSums{static_cast<double>(pivot_), sums_.first, sums_.second,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which windows a thread of batch normalization handles, and the launches. See Note [Windows].
+// Assigns windows to batch normalization's threads and launches kernels. See Note [Windows].
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Where the calling thread stands in the grid.
+/// The calling thread's position in the grid.
 template <class S, class Layout>
 struct GridPlace {
   static constexpr int kChannels = kWindowChannels<S, Layout>;
@@ -21,7 +21,7 @@ struct GridPlace {
   std::int64_t slice;
   std::uint32_t lane;
   std::uint32_t column;
-  std::uint32_t rank;    ///< among the rows
+  std::uint32_t rank;    ///< index among the block's rows
   std::int64_t channel;  ///< the first of kChannels
 
   __device__ __forceinline__ explicit GridPlace(const BatchNormGrid& grid)
@@ -32,12 +32,12 @@ struct GridPlace {
         rank(threadIdx.x / (grid.lanes * grid.columns)),
         channel((tile * grid.columns + column) * kChannels) {}
 
-  /// The channel that windows are counted from: a row's are counted from its beginning.
+  /// Returns the channel at which Window::first is 0. Channels last, always returns channel 0.
   __device__ __forceinline__ std::int64_t base_channel() const {
     return std::is_same_v<Layout, Rows> ? 0 : channel;
   }
 
-  /// The units of its slice.
+  /// Units [begin, end) belong to the thread's slice.
   __device__ __forceinline__ std::int64_t begin(const BatchNormGrid& grid) const {
     return slice * grid.slice_units;
   }
@@ -47,7 +47,7 @@ struct GridPlace {
   }
 };
 
-/// The windows that the calling thread handles, one after the other.
+/// Iterates over the calling thread's windows.
 template <class S, class Layout>
 struct WindowCursor;
 
@@ -100,8 +100,8 @@ struct WindowCursor<S, Planes> : GridPlace<S, Planes> {
   std::uint32_t phase_;
 };
 
-/// Here a unit is a row. All threads of a block are done at once: those that have fewer windows, or
-/// no channel, get empty ones.
+/// A unit is a row. All threads of a block finish in the same round: threads with fewer windows or
+/// without a channel get empty windows.
 template <class S>
 struct WindowCursor<S, Rows> : GridPlace<S, Rows> {
   __device__ __forceinline__ explicit WindowCursor(const BatchNormGrid& grid)
@@ -125,13 +125,13 @@ struct WindowCursor<S, Rows> : GridPlace<S, Rows> {
 
  private:
   std::uint32_t rows_;
-  std::int64_t first_row_;  ///< of the rows that the block's threads come to next
+  std::int64_t first_row_;  ///< first row of the block's next round
   std::int64_t end_;
   int channels_here_;
 };
 
-/// use(windows, what load(window) gave for each) for all windows of the calling thread, kLoads of
-/// them at once and in flight: as many as registers allow, which are fewer in fp64.
+/// Calls use(windows, loaded) for the calling thread's windows, kLoads at a time. kLoads calls of
+/// load(window) are in flight together: as many as registers allow, fewer in fp64.
 template <int kLoads, class Cursor, class Load, class Use>
 __device__ __forceinline__ void for_each_round(Cursor& cursor, const Load& load, const Use& use) {
 #pragma unroll 1
@@ -147,7 +147,7 @@ __device__ __forceinline__ void for_each_round(Cursor& cursor, const Load& load,
   }
 }
 
-/// The same, use(window, loaded) window by window.
+/// Like for_each_round(), but calls use(window, loaded) window by window.
 template <int kLoads, class Cursor, class Load, class Use>
 __device__ __forceinline__ void for_each_window(Cursor& cursor, const Load& load, const Use& use) {
   for_each_round<kLoads>(cursor, load, [&](const auto& windows, auto& loaded) {
@@ -156,13 +156,13 @@ __device__ __forceinline__ void for_each_window(Cursor& cursor, const Load& load
   });
 }
 
-/// Resident blocks per multiprocessor that registers are budgeted for, in passes of sums and in
-/// those that write every element.
+/// Resident blocks per multiprocessor for which registers are budgeted. Only the forward pass's
+/// output kernel uses kElementBlocks.
 template <class Layout>
 constexpr int kSumBlocks = std::is_same_v<Layout, Rows> ? 4 : 3;
 constexpr int kElementBlocks = 4;
 
-/// Runs run(element, layout) for the dtype and layout of `shape`.
+/// Calls run(element, layout) for the dtype and layout of `shape`.
 template <class Run>
 Status dispatch_batch_norm(const BatchNormShape& shape, const char* what, const Run& run) {
   const auto with_layout = [&](auto element) {
@@ -181,7 +181,7 @@ Status dispatch_batch_norm(const BatchNormShape& shape, const char* what, const 
   return Status{cudaErrorInvalidValue, what};
 }
 
-/// Starts `kernel` on the grid of its arguments.
+/// Launches `kernel` on the grid in `arguments`.
 template <class Parameter, class Arguments>
 Status launch_batch_norm(void (*kernel)(Parameter), const Arguments& arguments, Stream operand,
                          const char* what) {

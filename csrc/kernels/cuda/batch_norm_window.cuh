@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One window of batch normalization: 16 bytes that a thread reads or writes. See Note [Windows].
+// A window of batch normalization: 16 bytes that a thread reads or writes. See Note [Windows].
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Channels first and last, as names of kernels have them.
+/// Layout tags in kernel names: channels first and channels last.
 struct Planes {};
 struct Rows {};
 
@@ -24,14 +24,14 @@ constexpr int kWindow = static_cast<int>(kVectorBytes / sizeof(S));
 template <class S>
 using RawWindow = RawVec<S, kWindow<S>>;
 
-/// Channels in a window, and in the widest tile of a pass of sums.
+/// Channels per window, and in the widest tile of a sum pass.
 template <class S, class Layout>
 constexpr int kWindowChannels = std::is_same_v<Layout, Rows> ? kWindow<S> : 1;
 constexpr std::uint32_t kSumTileChannels = 32;
 constexpr std::uint32_t kWarp = static_cast<std::uint32_t>(kWarpLanes);
 
-/// Elements [lo, hi) of the window that begins `first` elements behind the start of a plane or of a
-/// channel, in sample or row `row`. `first` may be negative. lo == hi == 0: nothing.
+/// Elements [lo, hi) of a window; empty if lo == hi == 0. The window begins `first` elements (may
+/// be negative) after the start of a plane in sample `row`, or of row `row` (channels last).
 struct Window {
   std::int64_t row;
   std::int64_t first;
@@ -39,8 +39,8 @@ struct Window {
   int hi;
 };
 
-/// A tensor as seen from the calling thread's channels. A pointer throughout: the compiler must see
-/// that it leads to global memory.
+/// A tensor, addressed relative to the calling thread's channel. `base` is always a pointer,
+/// because the compiler must see that it leads to global memory.
 template <class S>
 struct ChannelOperand {
   unsigned char* base;
@@ -65,8 +65,8 @@ __device__ __forceinline__ bool is_full(const Window& window) {
   return window.hi - window.lo == kWindow<S>;
 }
 
-/// Makes `element` the one at `index`, which is known at compile time. By value: behind a reference
-/// into global memory nvcc would read it byte by byte.
+/// Sets the element at `index`, a compile-time constant. `element` is passed by value because nvcc
+/// would read a reference into global memory byte by byte.
 template <class S>
 __device__ __forceinline__ void set_element(RawWindow<S>& raw, int index, S element) {
   if constexpr (sizeof(S) == 2) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ S get_element(const RawWindow<S>& raw, int index) {
   }
 }
 
-/// The window's elements; zeros outside [lo, hi).
+/// Returns the window's elements, with zeros outside [lo, hi).
 template <class S>
 __device__ __forceinline__ RawWindow<S> load_window(const ChannelOperand<S>& operand,
                                                     const Window& window) {

@@ -25,8 +25,8 @@ Status launch_grad_input(const LayerNormBackwardArgs& args, int multiprocessors,
              RowTeam<kRowThreads>::kTeams);
 }
 
-/// Slices of rows: enough blocks to fill the device twice, and no more than there is room for
-/// partial sums.
+/// Splits rows into enough slices for two blocks per multiprocessor, but no more than `partials`
+/// has room for.
 template <class S, class O, bool kFromOutput>
 Status launch_column_sums(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream) {
   constexpr std::uint32_t kMostLanes = 32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernels of the backward pass of layer normalization.
+// Kernels for layer normalization's backward pass.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// x_hat of a vector's columns.
+/// Computes x_hat for a vector's columns.
 template <class S, class O, bool kFromOutput>
 struct XHat {
   using Source = std::conditional_t<kFromOutput, O, S>;
@@ -40,7 +40,7 @@ struct XHat {
   }
 };
 
-/// The mean of a row; 0 where x_hat does not need it.
+/// Returns a row's mean, or 0 if x_hat does not need the mean.
 template <class T, bool kFromOutput>
 __device__ __forceinline__ T mean_of_row(const LayerNormBackwardArgs& args, std::int64_t row) {
   return kFromOutput || args.shape.rms ? T(0) : static_cast<const T*>(args.mean)[row];
@@ -49,11 +49,11 @@ __device__ __forceinline__ T mean_of_row(const LayerNormBackwardArgs& args, std:
 // --- Gradient of the input -----------------------------------------------------------------------
 
 constexpr int kBackwardKept = 2;
-/// Blocks resident on a multiprocessor; fewer where a thread keeps vectors of twice the size.
+/// Resident blocks per multiprocessor; fewer if a thread keeps vectors that are twice as wide.
 template <class S, class O>
 constexpr int kBackwardBlocks = sizeof(S) == sizeof(O) ? 3 : 2;
 
-/// Gradient and source of a row, as a thread has them.
+/// The calling thread's vectors in a row's gradient and source.
 template <class S, class O, bool kFromOutput, std::uint32_t kThreads>
 struct RowGradients {
   using T = RowCompute<S>;
@@ -91,7 +91,7 @@ struct RowGradients {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int j = 2 * pair + i;
-          // Behind the row's end 0 times infinity would be NaN.
+          // Beyond the row's end, 0 times infinity would be NaN.
           const bool inside = vector * kVec + static_cast<std::uint32_t>(j) < columns;
           body(j, grads[i] * weight[j], inside ? x_hat(values[i], j, mean, rstd) : T(0));
         }
@@ -101,8 +101,8 @@ struct RowGradients {
   }
 };
 
-// A team of threads handles a row at a time. Bytes per element: gradient and source, read once for
-// rows that fit the registers, and the gradient that is written.
+// A team of threads handles one row at a time. Bytes per element: the gradient and source are read
+// once if the row fits in registers, and the input's gradient is written.
 template <class S, class O, bool kFromOutput, std::uint32_t kThreads>
 __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks<S, O>)
     layer_norm_grad_input_kernel(const LayerNormBackwardArgs __grid_constant__ launch) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks<S, O>)
     RowSums<T, 2, kThreads> sums;
     gradients.for_each(
         [&](int, T g, T x_hat) {
-          // Behind the row's end the gradient is 0.
+          // Beyond the row's end, the gradient is 0.
           sums.recent[0] = sums.recent[0] + g;
           sums.recent[1] = fma(g, x_hat, sums.recent[1]);
         },
@@ -150,18 +150,18 @@ __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks<S, O>)
 struct ColumnSumsLaunch {
   LayerNormBackwardArgs args;
   std::int64_t slice_rows;
-  std::uint32_t tiles;  ///< of `lanes` vectors of columns
-  std::uint32_t lanes;  ///< threads beside each other in a row, a power of two
+  std::uint32_t tiles;  ///< tiles of `lanes` vectors
+  std::uint32_t lanes;  ///< adjacent threads in a row: a power of two
 };
 
-/// Each thread's sums, then each column's over the block.
+/// Each thread's sums, first for the weight and then for the bias.
 template <class T, int kVec>
 struct ColumnSumsShared {
   T sums[kRowThreads * kVec];
 };
 
-// A block handles a tile of columns of a slice of rows, and leaves a row of partial sums. Bytes per
-// element: gradient and source, read once.
+// A block handles a tile of columns within a slice of rows and writes the slice's partial sums.
+// Bytes per element: the gradient and source are read once.
 template <class S, class O, bool kFromOutput>
 __global__ void __launch_bounds__(kRowThreads)
     layer_norm_column_sums_kernel(const ColumnSumsLaunch __grid_constant__ launch) {
@@ -229,7 +229,7 @@ struct ColumnTotalsLaunch {
   std::int64_t slices;
 };
 
-// A thread adds the partial sums of a column, in fp64.
+// Each thread adds one column's partial sums in fp64.
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     layer_norm_column_totals_kernel(const ColumnTotalsLaunch __grid_constant__ launch) {

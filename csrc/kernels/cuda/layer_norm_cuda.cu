@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Layer and RMS normalization. A team of threads handles a row at a time: a warp where the row fits
-// its registers (8 teams in a block), else a block of 256. Bytes per element: the input's, read
-// once for rows that fit the registers, and the output's.
+// Layer and RMS normalization. A team of threads handles one row at a time: a warp if the row fits
+// in its registers (8 teams per block), otherwise a block of 256 threads. Bytes per element: the
+// input is read once if the row fits in registers, and the output is written.
 #include "kernels/layer_norm.h"
 
 #include "kernels/cuda/layer_norm_types.cuh"
@@ -11,7 +11,7 @@ namespace torchfuse::kernels {
 namespace cuda {
 
 constexpr int kForwardKept = 4;
-/// Blocks resident on a multiprocessor; fewer where the output's vectors are twice the input's.
+/// Resident blocks per multiprocessor; fewer if output vectors are twice as wide as input vectors.
 template <class S, class O>
 constexpr int kForwardBlocks = sizeof(S) == sizeof(O) ? 4 : 3;
 
@@ -21,8 +21,8 @@ struct RowStatistics {
   T rstd;
 };
 
-/// The mean over the row's columns of what body(sum, element, its column) adds up, which is called
-/// for zeros behind the row's end as well.
+/// Returns the sum that body(sum, element, column) accumulates over a row, divided by the column
+/// count. Also calls body for zeros beyond the row's end.
 template <class S, std::uint32_t kThreads, class Row, class Body>
 __device__ __forceinline__ RowCompute<S> mean_over_row(const Row& row, RowTeam<kThreads>& team,
                                                        const Body& body) {

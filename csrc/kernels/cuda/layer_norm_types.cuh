@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The pairs of storage types that rows are normalized in.
+// Dispatches layer normalization on pairs of storage types.
 #pragma once
 
 #include "kernels/cuda/rows.cuh"
@@ -7,7 +7,7 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Calls run(S{}, O{}) for the storage types of input and output.
+/// Calls run(S{}, O{}) with the input's and the output's storage types.
 template <class Run>
 Status dispatch_rows(const LayerNormShape& shape, const char* what, const Run& run) {
   const bool widened = shape.output == DType::kFloat32;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How a team of threads walks along a row: a warp where the row fits its registers, else a block.
+// Traverses rows with teams of threads: a warp if the row fits in its registers, otherwise a block.
 //
 // Note [Rows in registers]
-// A row is read in vectors, as many of each operand at a time as fill 16 bytes or more, thread by
-// thread in turn. Each thread keeps its first kKept vectors, so that rows of up to
-// kKept * threads * elements are read from memory once; longer ones are read again, mostly from the
-// caches. The last vector of a row may be incomplete and is then read element by element. Rows may
-// begin at any address: accesses are as wide as the row's own address allows.
+// Each vector is at least 16 bytes of every operand, and consecutive threads read consecutive
+// vectors. A thread keeps its first kKept vectors in registers, so rows of up to kKept * threads *
+// kVec elements are read from memory once. Longer rows are read again, mostly from the caches. A
+// row's last vector may be incomplete and is then read element by element. Rows may begin at any
+// address: the row's own address determines the access width.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,18 +26,18 @@ constexpr std::uint32_t kRowThreads = 256;
 constexpr std::uint32_t kRowWarpThreads = 32;
 constexpr std::uint32_t kRowWarps = kRowThreads / kRowWarpThreads;
 
-/// fp64 for fp64, fp32 otherwise.
+/// Compute type: fp64 for fp64, otherwise fp32.
 template <class S>
 using RowCompute = decltype(widen(S{}));
 
-/// Elements of a vector: 16 bytes of the narrower of the types that a row is read and written in.
+/// Elements per vector: 16 bytes of S, the narrower type in which a row is read or written.
 template <class S>
 constexpr int kRowVec = 16 / static_cast<int>(sizeof(S));
 
-/// The team that works on a row.
+/// Threads that handle a row together.
 template <std::uint32_t kThreads>
 struct RowTeam {
-  static constexpr std::uint32_t kTeams = kRowThreads / kThreads;  ///< in a block
+  static constexpr std::uint32_t kTeams = kRowThreads / kThreads;  ///< per block
   std::uint32_t lane = threadIdx.x % kThreads;
   std::uint32_t parity = 0;
 
@@ -48,7 +48,7 @@ struct RowTeam {
     return static_cast<std::int64_t>(gridDim.x) * kTeams;
   }
 
-  /// Every thread gets the sums over the team, in an order that depends on thread numbers alone.
+  /// Gives every thread the team's sums. The order depends only on thread numbers.
   template <class T, int kCount>
   __device__ __forceinline__ void sum(T (&values)[kCount]) {
 #pragma unroll
@@ -63,7 +63,7 @@ struct RowTeam {
     }
   }
 
-  /// The same for the largest number; NaN if one is.
+  /// Returns the team's largest number, or NaN if any number is NaN.
   template <class T>
   __device__ __forceinline__ T largest(T value) {
 #pragma unroll
@@ -84,7 +84,7 @@ struct RowTeam {
     T values[2][kRowWarps][kCount];
   };
 
-  /// Two buffers in turn: whoever writes one has passed a barrier behind everybody's reads of it.
+  /// Alternates between two buffers: the next call's barrier follows all reads of the buffer.
   template <class T, int kCount, class Combine>
   __device__ __forceinline__ void across_warps(T (&values)[kCount], const Combine& combine) {
     auto& buffer = block_shared<Shared<T, kCount>>().values[parity];
@@ -105,12 +105,12 @@ struct RowTeam {
   }
 };
 
-/// Elements of storage type S that lie one behind the other: a row, or the weights of its columns.
+/// Contiguous elements of storage type S: a row, or the weights of a row's columns.
 template <class S, int kVec>
 struct RowOperand {
   unsigned char* address;
   std::uint32_t columns;
-  std::uint32_t width;  ///< of accesses
+  std::uint32_t width;  ///< bytes per access
 
   __device__ __forceinline__ RowOperand(const void* data, std::int64_t first, std::uint32_t count)
       : address(static_cast<unsigned char*>(const_cast<void*>(data)) +
@@ -122,7 +122,7 @@ struct RowOperand {
     return (vector + 1) * kVec <= columns;
   }
 
-  /// Zeros behind the row's end.
+  /// Loads a vector, with zeros beyond the row's end.
   __device__ __forceinline__ RawVec<S, kVec> load(std::uint32_t vector) const {
     RawVec<S, kVec> raw = {};
     if (is_whole(vector)) {
@@ -155,7 +155,7 @@ struct RowOperand {
   }
 };
 
-/// The calling thread's vectors of a row, the first kKept of them in registers.
+/// The calling thread's vectors of a row. The first kKept vectors are in registers.
 template <class S, int kVec, int kKept, std::uint32_t kThreads>
 struct RowVectors {
   RowOperand<S, kVec> operand;
@@ -172,7 +172,7 @@ struct RowVectors {
     }
   }
 
-  /// Calls body(vector, its elements).
+  /// Calls body(vector, elements) for each vector.
   template <class Body>
   __device__ __forceinline__ void for_each(const Body& body) const {
 #pragma unroll
@@ -187,8 +187,7 @@ struct RowVectors {
   }
 };
 
-/// Calls body(vector, its elements in the first row, those in the second) for two rows of the same
-/// columns.
+/// Calls body(vector, a's elements, b's elements) for two rows with equally many columns.
 template <class A, class B, int kVec, int kKept, std::uint32_t kThreads, class Body>
 __device__ __forceinline__ void for_each_of_two(const RowVectors<A, kVec, kKept, kThreads>& a,
                                                 const RowVectors<B, kVec, kKept, kThreads>& b,
@@ -204,8 +203,8 @@ __device__ __forceinline__ void for_each_of_two(const RowVectors<A, kVec, kKept,
   }
 }
 
-/// A thread's share of sums over a row: in the compute type over kTogether vectors, in fp64 beyond,
-/// which no row of a warp reaches.
+/// A thread's share of a row's sums. After every kTogether vectors, compute-type sums move to fp64.
+/// A warp's rows are too short to reach kTogether.
 template <class T, int kCount, std::uint32_t kThreads>
 struct RowSums {
   static constexpr std::uint32_t kTogether = 16;
@@ -213,14 +212,14 @@ struct RowSums {
   T recent[kCount] = {};
   double flushed[kCount] = {};
 
-  /// After each vector.
+  /// Must be called after each vector.
   __device__ __forceinline__ void end_vector(std::uint32_t vector) {
     if constexpr (kMayFlush) {
       if (vector / kThreads % kTogether == kTogether - 1) flush();
     }
   }
 
-  /// Calls body(sums over the team) in every thread: in fp64 for rows of which a thread flushes.
+  /// Calls body(the team's sums) in every thread, in fp64 if any thread flushed during the row.
   template <int kVec, class Body>
   __device__ __forceinline__ void over_team(RowTeam<kThreads>& team, std::uint32_t columns,
                                             const Body& body) {
@@ -235,7 +234,6 @@ struct RowSums {
     body(recent);
   }
 
-  /// Multiplies a sum.
   __device__ __forceinline__ void scale(int i, T factor) {
     recent[i] = recent[i] * factor;
     if constexpr (kMayFlush) flushed[i] *= static_cast<double>(factor);
@@ -250,7 +248,7 @@ struct RowSums {
   }
 };
 
-/// Weights or biases of a vector's columns; `otherwise` where there are none.
+/// Loads the weights or biases of a vector's columns, or `otherwise` if `input` is absent.
 template <class S, class T, int kVec>
 __device__ __forceinline__ void load_columns(const ChannelInput& input, std::uint32_t columns,
                                              std::uint32_t vector, T otherwise, T (&values)[kVec]) {
@@ -274,8 +272,7 @@ __device__ __forceinline__ void load_columns(const ChannelInput& input, std::uin
   }
 }
 
-/// Blocks that fill the device `resident` times over each multiprocessor, but no more than there is
-/// work for.
+/// Returns `resident` blocks per multiprocessor, but no more than the rows need.
 inline std::uint32_t row_blocks(std::int64_t rows, std::uint32_t teams, int multiprocessors,
                                 int resident) {
   const std::int64_t wanted = (rows + teams - 1) / teams;
