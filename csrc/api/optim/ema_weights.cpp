@@ -11,8 +11,10 @@
 
 namespace torchfuse::optim {
 
-void FusedOptimizer::refuse_swapped(const char* action) const {
-  TORCH_CHECK(impl_ == nullptr || !impl_->swapped.has_value(), name(), "::", action,
+void FusedOptimizer::check_usable(const char* action) const {
+  TORCH_CHECK(impl_ != nullptr, name(), "::", action,
+              ": expected an optimizer, got a moved-from object.");
+  TORCH_CHECK(!impl_->swapped.has_value(), name(), "::", action,
               ": expected the parameters to hold their own values, got their averages. Call "
               "swap_ema_() first, or end the scope of EmaWeights.");
 }
@@ -73,7 +75,7 @@ void FusedOptimizer::swap_ema_() {
 }
 
 EmaWeights::EmaWeights(FusedOptimizer& optimizer) : name_(optimizer.name()) {
-  optimizer.refuse_swapped("EmaWeights");
+  optimizer.check_usable("EmaWeights");
   optimizer.swap_ema_();
   impl_ = optimizer.impl_;
 }

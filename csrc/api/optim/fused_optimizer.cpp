@@ -62,7 +62,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
-  refuse_swapped("step");
+  check_usable("step");
   around_step([this] { fused_update(); });
   return loss;
 }
@@ -118,7 +118,7 @@ void FusedOptimizer::fused_update() {
 void FusedOptimizer::remake_masters() {
   TORCH_CHECK(impl_ != nullptr, name(), ": expected an optimizer, got a moved-from object.");
   const Exclusive exclusive(impl_->lock, name());
-  refuse_swapped("remake_masters");
+  check_usable("remake_masters");
   for (const OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& param : group.params()) {
       const OptimizerParamState* state = find_state(param);

@@ -144,7 +144,7 @@ std::string archive_format() {
 
 template <class Options, class State>
 void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& archive) const {
-  refuse_swapped("save");
+  check_usable("save");
   archive.write("format", c10::IValue(archive_format<Options>()));
   archive.write("group_count", c10::IValue(static_cast<std::int64_t>(param_groups_.size())));
   for (std::size_t group = 0; group < param_groups_.size(); ++group) {
@@ -169,7 +169,7 @@ void FusedOptimizerOf<Options, State>::save(torch::serialize::OutputArchive& arc
 template <class Options, class State>
 template <class Archive>
 std::function<void()> FusedOptimizerOf<Options, State>::prepare_load(Archive& archive) {
-  refuse_swapped("load");
+  check_usable("load");
   // Later steps write to the states, so states must not be inference tensors.
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
@@ -208,8 +208,18 @@ void FusedOptimizerOf<Options, State>::replace_state(Groups& loaded) {
   }
   state_ = std::move(states);
   if (!loaded.empty()) {
-    visit_wide_options(static_cast<Options&>(defaults()), loaded.front().options,
-                       [](const char*, auto& own, const auto& wide) { own = wide; });
+    const auto load_option = [&](const char* key, auto& own, const auto& saved) {
+      if constexpr (requires { own.has_value(); }) {
+        const bool limits =
+            key == std::string_view("max_grad_norm") || key == std::string_view("skip_norm_above");
+        if (limits && own.has_value() && !saved.has_value()) {
+          TORCH_WARN(name(), ": ", key, " is now disabled, as in the saved optimizer. To enable ",
+                     key, " again, set it in defaults() and in every parameter group.");
+        }
+      }
+      own = saved;
+    };
+    visit_wide_options(static_cast<Options&>(defaults()), loaded.front().options, load_option);
   }
   invalidate_plan();
 }

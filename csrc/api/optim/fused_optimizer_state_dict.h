@@ -20,7 +20,7 @@ StateDict dict_of_options(const Options& options) {
 
 template <class Options, class State>
 StateDict FusedOptimizerOf<Options, State>::state_dict() const {
-  refuse_swapped("state_dict");
+  check_usable("state_dict");
   StateDict states = make_state_dict();
   c10::impl::GenericList groups(c10::AnyType::get());
   std::int64_t next = 0;

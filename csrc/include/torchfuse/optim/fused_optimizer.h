@@ -168,8 +168,8 @@ class TORCHFUSE_API FusedOptimizer : public torch::optim::Optimizer {
   /// to the shards before the update and gathers the parameters after the update.
   virtual void around_step(const std::function<void()>& update);
 
-  /// Throws, naming `action`, while the parameters contain their averages.
-  void refuse_swapped(const char* action) const;
+  /// Throws, naming `action`, if the optimizer was moved from or the parameters contain averages.
+  void check_usable(const char* action) const;
   /// Makes the next step build a new plan. Call this function after replacing all states.
   void invalidate_plan();
   /// Returns "param_groups[<group>]", or "defaults" for `nullopt`.

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -297,14 +299,35 @@ TEST(FusedOptimizer, AStepAboveAThresholdIsSkippedWithoutAnOverflow) {
   EXPECT_THROW(FusedAdam(params, FusedAdamOptions().skip_norm_above(-1.0)), c10::ValueError);
 }
 
-TEST(FusedOptimizer, OneThatWasMovedFromRefusesToStepAndTheOtherGoesOn) {
+TEST(FusedOptimizer, LoadingWarnsIfItDisablesClipping) {
+  const auto params = make_params();
+  const auto saved = FusedAdam(params).state_dict();
+  FusedAdam optimizer(params, FusedAdamOptions().max_grad_norm(1.0).skip_norm_above(9.0));
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  optimizer.load_state_dict(saved);
+  ASSERT_EQ(warnings.texts.size(), 2u);
+  EXPECT_NE(warnings.texts[0].find("max_grad_norm is now disabled"), std::string::npos);
+  EXPECT_NE(warnings.texts[1].find("skip_norm_above is now disabled"), std::string::npos);
+}
+
+TEST(FusedOptimizer, AMovedFromOptimizerCannotBeUsedAndTheOtherContinues) {
   const auto params = make_params();
   const auto expected = copy_of(params);
   FusedAdam first(params);
   run_steps(first, params, 0, 1);
   FusedAdam second = std::move(first);
-  expect_error([&] { first.step(); },  // NOLINT(bugprone-use-after-move)
-               "FusedAdam: expected an optimizer, got a moved-from object");
+  // NOLINTBEGIN(bugprone-use-after-move)
+  expect_error([&] { first.step(); }, "FusedAdam: expected an optimizer, got a moved-from object");
+  // An archive of nothing would replace a good file.
+  std::ostringstream file;
+  expect_error([&] { torch::save(first, file); },
+               "FusedAdam::save: expected an optimizer, got a moved-from object");
+  expect_error([&] { first.state_dict(); },
+               "FusedAdam::state_dict: expected an optimizer, got a moved-from object");
+  expect_error([&] { first.load_state_dict(second.state_dict()); },
+               "FusedAdam::load: expected an optimizer, got a moved-from object");
+  // NOLINTEND(bugprone-use-after-move)
   run_steps(second, params, 1, 2);
   FusedAdam reference(expected);
   run_steps(reference, expected, 0, 2);
