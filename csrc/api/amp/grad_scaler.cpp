@@ -41,7 +41,7 @@ void check_scale(const char* name, double value) {
               " to be positive and finite, got ", value, ".");
   TORCH_CHECK(
       value >= kSmallestScale && value <= kLargestScale, "GradScaler: expected ", name,
-      " to be from 2^-126 to 2^126, so that fp32 represents the scale and its reciprocal exactly, "
+      " to be from 2^-126 to 2^126, so that the scale and its reciprocal are normal fp32 numbers, "
       "got ",
       value, ".");
 }
@@ -50,8 +50,7 @@ void check_scale(const char* name, double value) {
 double loaded_scale(double scale) {
   if (!(scale > kLargestScale && scale <= std::numeric_limits<float>::max())) return scale;
   TORCH_WARN("GradScaler::load_state_dict: the state's scale is ", scale,
-             ", and becomes 2^126: fp32 does not hold the reciprocal of a larger one with all "
-             "bits.");
+             ", and becomes 2^126: the reciprocal of a larger scale is not a normal fp32 number.");
   return kLargestScale;
 }
 

@@ -109,7 +109,7 @@ void check_extras(const ScalerExtras& extras) {
                     min_scale, " and max_scale ", max_scale, ".");
   TORCH_CHECK_VALUE(min_scale <= kLargestScale,
                     "GradScaler: expected min_scale to be at most 2^126, got ", min_scale,
-                    ". fp32 cannot represent the reciprocal of a larger scale exactly.");
+                    ". The reciprocal of a larger scale is not a normal fp32 number.");
   TORCH_CHECK_VALUE(extras.history_size >= 0,
                     "GradScaler: expected history_size to be at least 0, got ", extras.history_size,
                     ".");

@@ -72,8 +72,8 @@ def check_scale(name: str, value: Any) -> None:
     check_positive(name, value)
     if not SMALLEST_SCALE <= float(value) <= LARGEST_SCALE:
         raise ValueError(
-            f"GradScaler: expected {name} to be from 2^-126 to 2^126, so that fp32 represents "
-            f"the scale and its reciprocal exactly, got {shown(value)}."
+            f"GradScaler: expected {name} to be from 2^-126 to 2^126, so that the scale and its "
+            f"reciprocal are normal fp32 numbers, got {shown(value)}."
         )
 
 
@@ -337,8 +337,8 @@ def _loaded_scale(scale: float) -> float:
         check_scale("state_dict['scale']", scale)
         return scale
     warnings.warn(
-        f"GradScaler.load_state_dict: state_dict['scale'] is {scale}, and becomes 2^126: fp32 "
-        "cannot represent the reciprocal of a larger scale exactly.",
+        f"GradScaler.load_state_dict: state_dict['scale'] is {scale}, and becomes 2^126: the "
+        "reciprocal of a larger scale is not a normal fp32 number.",
         stacklevel=3,
     )
     return LARGEST_SCALE

@@ -52,13 +52,14 @@ class GradScaler(ScalerState):
             rounded once more.
         allow_no_grads (bool, default False): ``step`` and ``update`` accept that no parameter has a
             gradient. The scale is then unchanged.
-        process_group (torch.distributed.ProcessGroup | None, default None): Processes that share
-            one model. If gradients overflow on one rank, all ranks skip the step. All ranks must
+        process_group (torch.distributed.ProcessGroup | None, default None): Processes with parts
+            of one model. If gradients overflow on one rank, all ranks skip the step. All ranks must
             make the same calls to the scaler.
         history_size (int, default 0): Maximum number of iterations in ``scale_history()``.
 
     Raises:
-        AssertionError: If `growth_factor` is at most 1 or `backoff_factor` is at least 1.
+        AssertionError: If `growth_factor` is positive but at most 1, or `backoff_factor` is at
+            least 1.
         ValueError: If another number is out of range, or `device` is a number.
         TypeError: If `hysteresis` or `history_size` is not an int, or `process_group` is not a
             process group.

@@ -51,7 +51,8 @@ struct GradScalerState {
 
 /// Dynamic loss scaling for LibTorch training loops, with the rules, defaults and error messages of
 /// torch.amp.GradScaler. For torchfuse::optim optimizers, step() does not synchronize with the
-/// device. For other optimizers, step() reads one flag from the device.
+/// device, unless gradients are on the CPU and the scale is on CUDA. For other optimizers, step()
+/// reads one flag from the device.
 ///
 ///     torchfuse::amp::GradScaler scaler(device);
 ///     scaler.scale(loss).backward();

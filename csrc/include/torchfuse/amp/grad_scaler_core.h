@@ -111,7 +111,7 @@ class TORCHFUSE_API GradScalerCore {
   std::vector<at::Tensor> unscale_(Key optimizer, const std::vector<at::Tensor>& params,
                                    const at::Tensor& inv_scale, bool allow_fp16 = false);
 
-  /// Returns the same flags as unscale_(), without unscaling. Reads each gradient once.
+  /// Returns the same flags as unscale_(), without unscaling. Reads dense gradients once.
   std::vector<at::Tensor> check(Key optimizer, const std::vector<at::Tensor>& params);
 
   /// Returns the maximum of one or more flags, on the scale's device. For several flags, the next
