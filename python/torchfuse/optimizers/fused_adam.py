@@ -89,7 +89,8 @@ class FusedAdam(FusedOptimizer):
         seed (int, default 0): Seed of stochastic rounding, at least 0. The random bits depend only
             on the seed, the parameter's position among all groups, the step count and the
             element's index in the full (unsharded) parameter. So runs are reproducible after a
-            checkpoint, on CPU and CUDA, with any number of threads and any DTensor sharding.
+            checkpoint, on CPU and CUDA, with any number of threads and any supported DTensor
+            sharding.
         ema_decay (float | None, default None): Decay :math:`d` of the parameters' exponential
             moving averages, in [0, 1). The step computes
             :math:`\bar p \leftarrow \bar p + (1 - d)(p - \bar p)` in the pass that writes

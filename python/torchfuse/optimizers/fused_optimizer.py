@@ -537,9 +537,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Loads a checkpoint saved by this class, its torch.optim counterpart or apex's class.
 
         States are copied to the parameters' devices and strides, in this optimizer's state dtypes.
-        Options that the checkpoint does not contain keep their values. Storage options such as
-        `state_dtype`, and `master_weights=True`, are never loaded. The next step creates missing
-        masters from the parameters. After an error the optimizer is unchanged.
+        Options that the checkpoint does not contain keep their values. So do storage options such
+        as `state_dtype`, and `master_weights` if it is True in this optimizer. The next step
+        creates missing masters from the parameters. After an error the optimizer is unchanged.
 
         Args:
             state_dict (Mapping): A return value of `state_dict()`.
