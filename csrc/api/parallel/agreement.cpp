@@ -71,11 +71,11 @@ void check_agreement(const Collectives& collectives, const c10::Device& device,
   const auto second = split_lines(*other);
   const auto [mine, theirs] =
       std::mismatch(first.begin(), first.end(), second.begin(), second.end());
-  TORCH_CHECK_VALUE(false, collectives.who(), ": expected ", expected,
-                    " to be the same on all ranks, got ",
-                    mine == first.end() ? "nothing more" : *mine, " on rank 0 and ",
-                    theirs == second.end() ? "nothing more" : *theirs, " on rank ",
-                    other - texts.begin(), ". Make the same calls in every process.");
+  TORCH_CHECK_VALUE(
+      false, collectives.who(), ": expected ", expected, " to be the same on all ranks, got ",
+      mine == first.end() ? "nothing more" : *mine, " on rank 0 and ",
+      theirs == second.end() ? "nothing more" : *theirs, " on rank ", other - texts.begin(),
+      ". Use the same model, options and calls in every process.");
 }
 
 }  // namespace torchfuse::parallel

@@ -80,8 +80,7 @@ class TORCHFUSE_API Checkpoint {
   /// Adds a scaler's state, in the layout of Python's `state_dict()`.
   Checkpoint& scaler(torchfuse::amp::GradScaler& scaler, std::string name = "scaler");
   /// Adds the position in an epoch: the epoch number, and how many samples each process has drawn.
-  /// Loading sets both. The sampler, or a data loader's copy of the sampler, then resumes there in
-  /// the next epoch.
+  /// Loading sets both. The next reset() of the sampler, or of a data loader's copy, resumes there.
   /// @param sampler the program's sampler.
   /// @param drawn number of samples drawn, counted by the program because a data loader draws ahead
   ///   in a copy of the sampler; 0 at the end of an epoch.

@@ -112,8 +112,9 @@ class TORCHFUSE_API DataParallelBase {
 /// Gradients are views into buckets; each dtype and device has a separate list of buckets. If a
 /// gradient was replaced by another tensor, as after `zero_grad()`, that tensor is copied into the
 /// bucket when backward reaches the parameter, and a view replaces that tensor. Other references to
-/// the old tensor do not see the average. All ranks reduce complete buckets in one order. After the
-/// first backward, buckets are rebuilt in the order in which rank 0's gradients arrived.
+/// the old tensor do not see the average. All ranks reduce buckets in one order, each as soon as it
+/// is complete. After the first backward, buckets are rebuilt in the order in which rank 0's
+/// gradients arrived.
 ///
 /// backward() throws without a preceding forward() on the wrapper, if a parameter gets no gradient
 /// (unless `find_unused_parameters`), if backward reaches a parameter twice, for sparse gradients,

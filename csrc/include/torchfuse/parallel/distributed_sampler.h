@@ -51,8 +51,8 @@ class TORCHFUSE_API DistributedSampler : public torch::data::samplers::Sampler<>
   void set_epoch(std::int64_t epoch) {
     if (epoch_->exchange(epoch) != epoch) *start_ = 0;
   }
-  /// Sets the epoch, and makes the next reset() begin after the first `position` indices, unless
-  /// set_epoch() sets another epoch first. Copies resume, too.
+  /// Sets the epoch, and makes the next reset(), of this sampler or a copy, begin after the first
+  /// `position` indices, unless set_epoch() sets another epoch first. Later resets begin at 0.
   /// @throws c10::ValueError for a position above size().
   void resume(std::int64_t epoch, std::size_t position);
   /// Returns the epoch that set_epoch() set (initially 0).

@@ -164,7 +164,7 @@ TEST(DataParallelRanks, OtherModulesAreRefused) {
   sharded_testing::expect_refusal(
       "torchfuse::parallel::DistributedDataParallel: expected the parameters and buffers to be the "
       "same on all ranks, got parameter 'weight' Float [3, 4] on rank 0 and parameter 'weight' "
-      "Float [3, 5] on rank 1. Make the same calls in every process.",
+      "Float [3, 5] on rank 1. Use the same model, options and calls in every process.",
       [](parallel::ProcessGroup& group) {
         DistributedDataParallel(Linear(4 + group.rank(), 3), group);
       });

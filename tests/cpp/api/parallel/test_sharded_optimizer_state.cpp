@@ -222,7 +222,7 @@ TEST(ShardedState, WhatDoesNotFitIsRefused) {
         [&] { optimizer.state_dict(); },
         "torchfuse::parallel::ShardedOptimizer: expected the states to be the same on all "
         "ranks, got nothing more on rank 0 and state exp_avg Float of parameter 0 on rank 1. "
-        "Make the same calls in every process.");
+        "Use the same model, options and calls in every process.");
   });
 }
 
@@ -248,7 +248,7 @@ TEST(ShardedErrors, ParametersThatDifferBetweenRanks) {
       kAgree +
           "parameter 1 Float [4] of strides [1], without a gradient on rank 0 and "
           "parameter 1 Float [5] of strides [1], without a gradient on rank 1. "
-          "Make the same calls in every process.",
+          "Use the same model, options and calls in every process.",
       [](ProcessGroup& group) { ShardedAdam(ones({{5, 3}, {4 + group.rank()}}), {}, group); });
   expect_refusal(kAgree + "a group of 1 parameters with lr=0.001, betas=(0.9, 0.999), eps=1e-08, ",
                  [](ProcessGroup& group) {
@@ -276,7 +276,7 @@ TEST(ShardedErrors, OptionsThatDifferBetweenRanks) {
 TEST(ShardedErrors, GradientsThatDifferBetweenRanks) {
   const std::string one = "parameter 1 Float [4] of strides [1], with a Strided gradient Float";
   expect_refusal(kAgree + one + " on rank 0 and parameter 1 Float [4] of strides [1], without a " +
-                     "gradient on rank 1. Make the same calls in every process.",
+                     "gradient on rank 1. Use the same model, options and calls in every process.",
                  [](ProcessGroup& group) {
                    const auto params = with_grads(ones());
                    ShardedAdam optimizer(params, {}, group);
