@@ -225,7 +225,7 @@ def replacing(path: StrPath, caller: str) -> Iterator[_Drain]:
                 reason = f"another program has removed {temporary}"
             raise OSError(
                 error.errno,
-                f"{caller}: could not write {target}: {reason}. The old file is unchanged.",
+                f"{caller}: could not write {target}: {reason}. An existing file is unchanged.",
             ) from error
         raise
     # The file is in place already, so failing to sync its folder is not an error.

@@ -76,7 +76,8 @@ def save_checkpoint(
         ValueError: If a value cannot be saved (the message contains the value's keys), a
             scheduler's optimizer is not saved, `path` is a folder, pipe or device, or `group` lacks
             a rank of a ZeroRedundancyOptimizer.
-        TypeError: If a part has no ``state_dict()`` or `values` is not a mapping.
+        TypeError: If a part has no ``state_dict()`` or no ``load_state_dict()``, or if `values` is
+            not a mapping.
         OSError: If the file cannot be written.
 
     Example:
@@ -149,7 +150,7 @@ def load_checkpoint(
         ValueError: If the file is damaged or of another format, a part is missing, a scheduler's
             optimizer is not loaded, or an object's names, shapes, class or options do not fit. The
             message contains the file and the key, and all objects are unchanged.
-        TypeError: If a part has no ``load_state_dict()``.
+        TypeError: If a part has no ``state_dict()`` or no ``load_state_dict()``.
         OSError: If the file cannot be read.
 
     Example:

@@ -111,7 +111,7 @@ void AtomicFile::commit() {
   if (::close(descriptor) != 0) fail("write", errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     TORCH_CHECK(errno != ENOENT, caller_, ": could not replace ", path_,
-                ": another program has removed ", temporary_, ". The old file is unchanged.");
+                ": another program has removed ", temporary_, ". An existing file is unchanged.");
     fail("replace", errno);
   }
   temporary_.clear();
@@ -123,7 +123,7 @@ void AtomicFile::commit() {
 
 void AtomicFile::fail(const char* action, int error) const {
   TORCH_CHECK(false, caller_, ": could not ", action, " ", path_, ": ",
-              std::generic_category().message(error), ". The old file is unchanged.");
+              std::generic_category().message(error), ". An existing file is unchanged.");
 }
 
 }  // namespace torchfuse::checkpoint

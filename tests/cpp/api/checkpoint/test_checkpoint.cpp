@@ -255,7 +255,7 @@ TEST_F(CheckpointTest, AFailedSaveLeavesTheOldFile) {
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
     EXPECT_ERROR(save_checkpoint(path_, Checkpoint().value("tensor", torch::rand({25'000}))),
                  "save_checkpoint: could not write " + path_ +
-                     ": File too large. The old file is unchanged.");
+                     ": File too large. An existing file is unchanged.");
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
     EXPECT_EQ(load_checkpoint(path_, Checkpoint()).at("number").toInt(), 1);
     EXPECT_EQ(files(), std::vector<std::string>{"last.pt"});
