@@ -117,7 +117,8 @@ def fused_layer_norm_affine(
 
     Raises:
         ValueError: If the input's last dimensions differ from `normalized_shape`.
-        RuntimeError: If a tensor's dtype or device is not supported. The message names the tensor.
+        RuntimeError: If a tensor's dtype is not supported, or if a tensor is on another device than
+            `input`. The message names the tensor.
 
     Example:
         >>> import torch

@@ -133,7 +133,8 @@ class FusedLayerNorm(_Normalization):
     Raises:
         ValueError: In the forward pass, if the input's last dimensions differ from
             `normalized_shape`.
-        RuntimeError: In the forward pass, if the input's dtype or device is not supported.
+        RuntimeError: In the forward pass, if the input's dtype is not supported, or if the input
+            is on another device than the parameters.
 
     Example:
         >>> import torch
