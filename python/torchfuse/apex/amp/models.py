@@ -94,7 +94,7 @@ def _check_fp32(where: str, model: nn.Module) -> None:
             hint = (
                 "The model was passed to amp.initialize before."
                 if _KEY in vars(model)
-                else "Omit .half(): amp.initialize casts the model."
+                else "Omit .half() and .double(): amp.initialize casts the model."
             )
             raise RuntimeError(
                 f"{where} in fp32, got {param.dtype} for {name!r}. {hint} To allow this, set "

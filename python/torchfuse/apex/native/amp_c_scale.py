@@ -25,8 +25,8 @@ def multi_tensor_scale(
     Args:
         chunk_size (int): Ignored.
         noop_flag (Tensor): 1-element int32. Not read; set to 1 if an input element is not finite.
-        tensor_lists (Sequence): Inputs and outputs, both fp32, fp16, bf16 or fp64. Every output is
-            written. An output may be the input at the same index.
+        tensor_lists (Sequence): Inputs and outputs. Each list is fp32, fp16, bf16 or fp64. Every
+            output is written. An output may be the input at the same index.
         scale (float | Tensor): Factor, a number or a 1-element tensor.
 
     Raises:
@@ -63,8 +63,8 @@ def multi_tensor_axpby(
     Args:
         chunk_size (int): Ignored.
         noop_flag (Tensor): 1-element int32. Not read; set to 1 if a checked element is not finite.
-        tensor_lists (Sequence): x, y and outputs, all fp32, fp16, bf16 or fp64. Every output is
-            written. An output may be the x or y at the same index.
+        tensor_lists (Sequence): x, y and outputs. Each list is fp32, fp16, bf16 or fp64. Every
+            output is written. An output may be the x or y at the same index.
         a (float | Tensor): Factor of x, a number or a 1-element tensor.
         b (float | Tensor): Factor of y, a number or a 1-element tensor.
         arg_to_check (int): 0 checks x, 1 checks y, -1 checks both.
