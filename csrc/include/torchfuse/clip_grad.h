@@ -34,7 +34,8 @@ namespace torchfuse {
 /// @param norm_type order of the norm, any number but NaN (default 2). Infinity is the largest
 ///   magnitude, and 0 counts the gradients that are not all zero, as in torch.
 /// @param error_if_nonfinite throw, before anything is written, if the norm is not finite (default
-///   false). With true, the host synchronizes with the device; otherwise never.
+///   false). With true, the host synchronizes with the device; otherwise only if some gradients are
+///   on the CPU and others on CUDA.
 /// @return the norm before clipping, 0-dim, on the first gradient's device: fp64 if a gradient is
 ///   fp64, otherwise fp32 (torch uses the gradients' dtype). Without gradients, 0 on the CPU.
 /// @throws c10::ValueError for an invalid `max_norm` or `norm_type`.

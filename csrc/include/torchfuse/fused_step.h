@@ -21,7 +21,7 @@ namespace torchfuse {
 struct ElementNumbers {
   std::int64_t first = 0;   ///< number of the shard's first element
   std::int64_t run = 0;     ///< elements per run; 0: the shard is one run
-  std::int64_t stride = 0;  ///< distance between the first elements of two runs
+  std::int64_t stride = 0;  ///< distance between the first elements of consecutive runs
 };
 
 /// A parameter with optimizer state, input to FusedStep::plan().

@@ -17,7 +17,7 @@ namespace torchfuse::optim {
 /// torch.optim.lr_scheduler.ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
   TORCH_ARG(std::string, mode) = "min";            ///< whether "min" or "max" is better
-  TORCH_ARG(double, factor) = 0.1;                 ///< multiplies a reduced rate; in [0, 1)
+  TORCH_ARG(double, factor) = 0.1;                 ///< multiplies the rate; in [0, 1)
   TORCH_ARG(std::int64_t, patience) = 10;          ///< bad epochs before a reduction, >= 0
   TORCH_ARG(double, threshold) = 1e-4;             ///< minimum improvement, >= 0
   TORCH_ARG(std::string, threshold_mode) = "rel";  ///< "rel" (to the best metric) or "abs"
