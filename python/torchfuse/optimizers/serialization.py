@@ -135,8 +135,10 @@ def read_state_dict(optimizer: FusedOptimizer, state_dict: Mapping[str, Any]) ->
     }
     states = with_masters(where, state_dict, places, optimizer._state_names)
     for group, saved in zip(groups, saved_groups, strict=True):
-        # Use saved masters unless the saved group has master_weights=False.
-        if "master_weights" not in saved and not group.get("stochastic_rounding"):
+        # Use saved masters unless the saved group has master_weights=False. With apex.amp the
+        # group has the optimizer's own value, and amp's masters are stored beside the groups.
+        may_have = "master_weights" not in saved or AMP_MASTERS in state_dict
+        if may_have and not group.get("stochastic_rounding"):
             own = [states.get(key) or {} for key in saved["params"]]
             if any(name in state for state in own for name in MASTER_DTYPES):
                 group["master_weights"] = True

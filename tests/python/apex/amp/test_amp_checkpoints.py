@@ -251,6 +251,10 @@ def test_masters_of_o2_move_into_the_own_optimizer(amp: Any, make: Any, target: 
         kept = loaded.state[param].get("master_param")
         assert (kept is not None) == (number in masters)
         assert kept is None or torch.equal(kept, masters[number])
+        param.grad = torch.zeros_like(param)
+    loaded.step()
+    with_masters = [n for n, p in enumerate(own) if "master_param" in loaded.state[p]]
+    assert with_masters == list(masters)
 
 
 def test_masters_that_do_not_fit_are_refused(amp: Any) -> None:
