@@ -85,6 +85,7 @@ html_theme = "furo"
 html_title = f"torchfuse {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_search_scorer = "_ext/search_scorer.js"
 html_copy_source = False
 html_show_sourcelink = False
 html_math_renderer = "mathml"

@@ -10,7 +10,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 _CODE = re.compile(r'<span class="pre">([^<]*)</span>')
-_SEPARATOR = re.compile(r"(::|[./(,=])(?=[^\s)])")
+_SEPARATOR = re.compile(r"(::|(?<![.])(?<!^)[.](?![.])|[/(,=])(?=[^\s)])")
 
 
 def _in_pieces(code: re.Match[str]) -> str:

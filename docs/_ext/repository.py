@@ -64,7 +64,12 @@ def _rewrite_link(match: re.Match[str], page: Path, origin: Path) -> str:
     if file.suffix == ".md" and file.is_relative_to(DOCS):
         link = os.path.relpath(file, page.parent)
         return f"[{text}]({link}{'#' + anchor if anchor else ''})"
-    return text if name.removesuffix("/README.md") in text else f"{text} (`{name}`)"
+    if name.removesuffix("/README.md") in text:
+        return text
+    if text.strip("`") == file.name:
+        return f"`{name}`"
+    inside = match.string[: match.start()].endswith("(")
+    return f"{text}, `{name}`" if inside else f"{text} (`{name}`)"
 
 
 def _rewrite_links(text: str, page: Path, origin: Path) -> str:
