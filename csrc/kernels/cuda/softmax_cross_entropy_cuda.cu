@@ -12,10 +12,12 @@ namespace torchfuse::kernels {
 namespace cuda {
 
 constexpr int kEntropyBlocks = 4;  ///< resident on a multiprocessor
-// Vectors that a thread loads before the first use. The forward pass compares four vectors with the
-// largest logit at once. In the backward pass two vectors per thread saturate memory.
-constexpr std::uint32_t kForwardInFlight = 4;
-constexpr std::uint32_t kBackwardInFlight = 2;
+// Vectors that a thread loads before the first use, as many as 64 registers allow. The forward pass
+// compares all of them with the largest logit at once.
+template <class S>
+constexpr std::uint32_t kForwardInFlight = sizeof(S) == 2 ? 2 : 4;
+template <class S>
+constexpr std::uint32_t kBackwardInFlight = sizeof(S) == 8 ? 1 : 2;
 
 /// A row of logits as aligned 16-byte vectors and single elements around the vectors. A row has
 /// fewer single elements than two vectors have, and fewer than a warp has threads.
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     const SplitRow<S> x(launch.logits, row * launch.shape.classes, classes);
     // Threads without logits keep the first logit as the largest, and sums of 0.
     OnlineSums<T, kThreads> online{widen(x.elements[0]), T(0), 0, {}};
-    x.template for_each<kThreads, kForwardInFlight>(
+    x.template for_each<kThreads, kForwardInFlight<S>>(
         team.lane, [&](std::uint32_t, const auto& raws) { online.add(raws); });
     if (team.lane < x.edges) online.add({widen(x.elements[x.edge_column(team.lane)])});
     online.move_to(team.largest(online.largest));
@@ -213,11 +215,14 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
         known ? static_cast<std::uint32_t>(label) : ~0u};
     const std::int64_t first = row * launch.shape.classes;
     const SplitRow<S> x(launch.logits, first, classes);
-    S* const result = static_cast<S*>(launch.grad_logits) + first;
-    auto* const vectors = reinterpret_cast<unsigned char*>(result + x.head);
+    // A pointer to bytes: nvcc splits vector stores through a pointer that was typed before.
+    unsigned char* const result = static_cast<unsigned char*>(launch.grad_logits) +
+                                  first * static_cast<std::int64_t>(sizeof(S));
+    unsigned char* const vectors = result + x.head * sizeof(S);
     const std::uint32_t width = legal_width(reinterpret_cast<std::uintptr_t>(vectors));
-    x.template for_each<kThreads, kBackwardInFlight>(
+    x.template for_each<kThreads, kBackwardInFlight<S>>(
         team.lane, [&](std::uint32_t vector, auto& raws) {
+#pragma unroll
           for (auto& raw : raws) {
             gradient.apply(raw, x.column(vector));
             if (ignored) raw = {};
@@ -228,7 +233,7 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
     if (team.lane >= x.edges) continue;
     const std::uint32_t column = x.edge_column(team.lane);
     const T value = gradient(widen(x.elements[column]), column);
-    narrow(ignored ? T(0) : value, result[column]);
+    narrow(ignored ? T(0) : value, reinterpret_cast<S*>(result)[column]);
   }
 }
 
