@@ -15,7 +15,7 @@ constexpr int kEntropyBlocks = 4;  ///< resident on a multiprocessor
 // Vectors that a thread loads before the first use, as many as 64 registers allow. The forward pass
 // compares all of them with the largest logit at once.
 template <class S>
-constexpr std::uint32_t kForwardInFlight = sizeof(S) == 2 ? 2 : 4;
+constexpr std::uint32_t kForwardInFlight = sizeof(S) == 4 ? 4 : 2;
 template <class S>
 constexpr std::uint32_t kBackwardInFlight = sizeof(S) == 8 ? 1 : 2;
 
