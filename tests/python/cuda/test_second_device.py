@@ -138,7 +138,7 @@ def test_a_capture_is_seen() -> None:
         torch.cuda.synchronize(other)
         stream = torch.cuda.Stream(other)  # type: ignore[no-untyped-call]
         with (
-            pytest.raises(RuntimeError, match="expected a step before"),
+            pytest.raises(RuntimeError, match="the first step cannot be captured"),
             torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream),
             torch.cuda.device(0),
         ):

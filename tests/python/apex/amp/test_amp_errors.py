@@ -133,7 +133,7 @@ def test_models_that_are_not_fp32(amp: Any, dtype: torch.dtype) -> None:
     model = make_model()
     model[3].to(dtype)
     message = (
-        rf"models\[1\] to be in fp32, got {dtype} for '3\.weight'\. Omit \.half\(\): .*To allow "
+        rf"models\[1\] to be in fp32, got {dtype} for '3\.weight'\. Omit \.half\(\) and .*To allow "
         r"this, set amp\._amp_state\.allow_incoming_model_not_fp32 = True\."
     )
     refused(amp, RuntimeError, message, [model])
