@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include "api/message_of.h"
-#include "api/parallel/agreement.h"
 
 namespace torchfuse::checkpoint {
 

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "api/message_of.h"
-#include "api/parallel/backends.h"
+#include "api/parallel/rendezvous.h"
 
 namespace torchfuse::parallel {
 

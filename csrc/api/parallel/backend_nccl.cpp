@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <c10/util/Exception.h>
 
-#include "api/parallel/backends.h"
+#include "api/parallel/rendezvous.h"
 
 #ifdef TORCHFUSE_WITH_NCCL
 #define USE_C10D_NCCL

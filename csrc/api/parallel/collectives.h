@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Collectives for data parallelism. Errors name the group.
+// Collectives for data parallelism, and checks that all ranks are about to do the same. Errors name
+// the group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -66,5 +68,22 @@ class Collectives {
   std::string who_;
   std::string name_;
 };
+
+/// Returns each rank's text, in rank order. A collective.
+/// @param device a device from which the group can send.
+/// @param what names the collective in error messages.
+std::vector<std::string> gather_texts(const Collectives& collectives, const c10::Device& device,
+                                      const std::string& mine, const std::string& what);
+
+/// Throws the same error on all ranks if any rank's summary differs from rank 0's. A collective:
+/// all ranks send a checksum, and send lines only if checksums differ.
+///
+/// @param device a device from which the group can send.
+/// @param expected subject of the error message: "the parameters".
+/// @param summary must differ whenever the lines differ.
+/// @param lines description for the error message, one entry per line.
+void check_agreement(const Collectives& collectives, const c10::Device& device,
+                     const char* expected, const std::string& summary,
+                     const std::function<std::vector<std::string>()>& lines);
 
 }  // namespace torchfuse::parallel

@@ -4,8 +4,6 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
 
-#include <string>
-
 #include <torchfuse/nn/sync_batch_norm.h>
 
 namespace torchfuse::parallel {

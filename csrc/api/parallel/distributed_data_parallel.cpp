@@ -5,9 +5,7 @@
 #include <torchfuse/parallel/distributed_data_parallel.h>
 
 #include <unordered_set>
-#include <utility>
 
-#include "api/parallel/agreement.h"
 #include "api/parallel/collectives.h"
 #include "api/parallel/reducer.h"
 

@@ -2,18 +2,13 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
-#include <torch/serialize/archive.h>
 #include <torchfuse/parallel/distributed_sampler.h>
 
 #include <algorithm>
 
 namespace torchfuse::parallel {
 
-namespace {
-
 constexpr const char* kName = "torchfuse::parallel::DistributedSampler";
-
-}  // namespace
 
 DistributedSampler::DistributedSampler(std::size_t size, const DistributedSamplerOptions& options)
     : data_size_(size),

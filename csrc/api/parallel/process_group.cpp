@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "api/message_of.h"
-#include "api/parallel/backends.h"
 #include "api/parallel/collectives.h"
 #include "api/parallel/rendezvous.h"
 

@@ -194,7 +194,10 @@ void Reducer::check_parameters() {
 void Reducer::finish() {
   const std::lock_guard lock(mutex_);
   phase_ = Phase::kIdle;
-  const std::vector<std::size_t> missing = unused_parameters();
+  std::vector<std::size_t> missing;
+  for (std::size_t index = 0; index < tracked_.size(); ++index) {
+    if (!tracked_[index].ready) missing.push_back(index);
+  }
   if (!missing.empty() && !find_unused_) throw_for_unused(missing);
   for (const std::size_t index : missing) fill_in(index);
   launch_complete_buckets();
@@ -209,7 +212,6 @@ void Reducer::finish() {
 }
 
 // --- Buckets
-// ---------------------------------------------------------------------------------------
 
 void Reducer::form_buckets(const std::vector<std::size_t>& order) {
   const at::NoGradGuard no_grad;
@@ -265,15 +267,6 @@ std::string Reducer::names_of(const std::vector<std::size_t>& indices) const {
 }
 
 // --- Parameters without a gradient
-// -----------------------------------------------------------------
-
-std::vector<std::size_t> Reducer::unused_parameters() const {
-  std::vector<std::size_t> missing;
-  for (std::size_t index = 0; index < tracked_.size(); ++index) {
-    if (!tracked_[index].ready) missing.push_back(index);
-  }
-  return missing;
-}
 
 void Reducer::throw_for_unused(const std::vector<std::size_t>& missing) {
   // Wait, because other ranks take part in the reductions that this rank started.

@@ -100,7 +100,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_gradient(std::size_t index, const at::Tensor& grad) const;
   void install_hook(std::size_t index);
   void check_parameters();
-  std::vector<std::size_t> unused_parameters() const;
   [[noreturn]] void throw_for_unused(const std::vector<std::size_t>& missing);
   void fill_in(std::size_t index);
   at::Tensor ranks_using() const;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How processes find each other: torchrun's variables, the store, and the barriers for joining and
-// leaving a group.
+// How processes find each other: torchrun's variables, the store, the barriers for joining and
+// leaving a group, and the backends.
 #pragma once
 
 #include <torchfuse/parallel/process_group.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
@@ -43,5 +44,21 @@ void wait_for_all(c10d::Store& store, const RankInfo& self, std::chrono::millise
 void leave_after_all_ranks(c10d::Store& store, const RankInfo& self,
                            std::chrono::milliseconds timeout, const std::string& group,
                            bool serves);
+
+// Backends. Each has a separate source file, because its torch headers change often.
+
+struct BackendArguments {
+  c10::intrusive_ptr<c10d::Store> store;
+  RankInfo self;
+  std::chrono::milliseconds timeout;
+  std::string name;
+};
+
+/// Connects to all other ranks before it returns.
+void add_gloo(c10d::ProcessGroup& group, const BackendArguments& arguments);
+/// Makes the local rank's GPU the current one; connects at the first collective.
+void add_nccl(c10d::ProcessGroup& group, const BackendArguments& arguments);
+/// Returns whether this build contains add_nccl.
+bool has_nccl();
 
 }  // namespace torchfuse::parallel

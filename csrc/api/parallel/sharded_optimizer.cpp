@@ -6,7 +6,6 @@
 #include <c10/util/ScopeExit.h>
 
 #include <unordered_set>
-#include <utility>
 
 #include "api/optim/fused_optimizer_impl.h"
 #include "api/parallel/shards.h"

@@ -8,17 +8,12 @@
 #include <torchfuse/collectives.h>
 
 #include "api/optim/fused_optimizer_impl.h"
-#include "api/parallel/agreement.h"
 
 namespace torchfuse::parallel {
 
 using torch::optim::OptimizerParamGroup;
 
-namespace {
-
 constexpr const char* kCompared = "the parameters, their gradients and the options";
-
-}  // namespace
 
 Shards::Shards(const std::vector<OptimizerParamGroup>& groups,
                const std::vector<std::string>& options, const std::string& unsupported,
