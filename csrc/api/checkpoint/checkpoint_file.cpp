@@ -11,11 +11,45 @@
 
 #include "api/checkpoint/container.h"
 #include "api/checkpoint/parts.h"
-#include "api/checkpoint/ranks.h"
 #include "api/message_of.h"
+#include "api/parallel/collectives.h"
 #include "api/parallel/shards.h"
 
 namespace torchfuse {
+
+/// The ranks of a group or, without a group, this process alone.
+class checkpoint::Ranks {
+ public:
+  /// @param caller start of error messages.
+  Ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& caller) {
+    if (group) collectives_.emplace(group, caller);
+  }
+
+  std::int64_t rank() const { return collectives_ ? collectives_->rank() : 0; }
+  std::int64_t size() const { return collectives_ ? collectives_->size() : 1; }
+  /// Returns each rank's bytes, in rank order. A collective.
+  std::vector<std::string> gather(const std::string& mine) const {
+    if (!collectives_) return {mine};
+    const c10::Device device(collectives_->has_cpu() ? at::kCPU : at::kCUDA);
+    return parallel::gather_texts(*collectives_, device, mine, "this call");
+  }
+
+  /// Calls `action` on every rank. If `action` throws on any rank, all ranks throw the error of the
+  /// first such rank. A collective.
+  void all_or_none(const std::function<void()>& action) const {
+    std::string failure;
+    try {
+      action();
+    } catch (const std::exception& error) {
+      if (size() == 1) throw;
+      failure = message_of(error);
+    }
+    for (const std::string& each : gather(failure)) TORCH_CHECK_VALUE(each.empty(), each);
+  }
+
+ private:
+  std::optional<parallel::Collectives> collectives_;
+};
 
 namespace {
 

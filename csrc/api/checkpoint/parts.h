@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How checkpoints save and load torchfuse's classes.
+// How checkpoints save and load archived objects and torch's generators.
 #pragma once
 
 #include <torchfuse/checkpoint.h>
@@ -8,11 +8,6 @@
 
 namespace torchfuse::checkpoint {
 
-CheckpointPart model_part(torch::nn::Module& model);
-CheckpointPart optimizer_part(optim::FusedOptimizer& optimizer);
-CheckpointPart scaler_part(amp::GradScaler& scaler);
-CheckpointPart scheduler_part(optim::LRScheduler& scheduler);
-CheckpointPart sampler_part(parallel::DistributedSampler& sampler, std::int64_t& drawn);
 CheckpointPart archived_part(std::function<void(torch::serialize::OutputArchive&)> save,
                              std::function<void(torch::serialize::InputArchive&)> load);
 

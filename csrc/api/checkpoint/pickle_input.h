@@ -4,16 +4,15 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "api/checkpoint/utf8.h"
+#include "api/checkpoint/values.h"
 
 namespace torchfuse::checkpoint {
 
@@ -69,14 +68,7 @@ class PickleInput {
   }
 
   /// Reads a big-endian number.
-  double take_double() {
-    char raw[sizeof(double)];
-    std::memcpy(raw, take_bytes(sizeof raw).data(), sizeof raw);
-    std::reverse(std::begin(raw), std::end(raw));
-    double number = 0.0;
-    std::memcpy(&number, raw, sizeof raw);
-    return number;
-  }
+  double take_double() { return std::bit_cast<double>(__builtin_bswap64(take<std::uint64_t>())); }
 
  private:
   std::string_view bytes_;

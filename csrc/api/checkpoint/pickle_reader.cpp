@@ -55,11 +55,7 @@ class Machine {
     while (true) {
       const auto opcode = input_.take<std::uint8_t>();
       if (opcode == '.') break;  // STOP
-      if (!constant(opcode) && !memo(opcode) && !container(opcode) && !object(opcode)) {
-        TORCH_CHECK_VALUE(false, input_.where(),
-                          " to hold plain values and tensors only, got pickle opcode ",
-                          static_cast<int>(opcode), " at byte ", input_.position() - 1, ".");
-      }
+      constant(opcode);
     }
     input_.check(stack_.size() == 1, "one value");
     return pop().value;
@@ -107,35 +103,28 @@ class Machine {
     return items;
   }
 
-  bool constant(std::uint8_t opcode) {
+  /// Runs an instruction. Each of the four functions passes on opcodes of other kinds.
+  void constant(std::uint8_t opcode) {
     switch (opcode) {
       case 'N':
-        push({});
-        return true;
+        return push({});
       case 0x88:  // NEWTRUE
       case 0x89:  // NEWFALSE
-        push(opcode == 0x88);
-        return true;
+        return push(opcode == 0x88);
       case 'J':  // BININT
-        push(std::int64_t{input_.take<std::int32_t>()});
-        return true;
+        return push(std::int64_t{input_.take<std::int32_t>()});
       case 'K':  // BININT1
-        push(std::int64_t{input_.take<std::uint8_t>()});
-        return true;
+        return push(std::int64_t{input_.take<std::uint8_t>()});
       case 'M':  // BININT2
-        push(std::int64_t{input_.take<std::uint16_t>()});
-        return true;
+        return push(std::int64_t{input_.take<std::uint16_t>()});
       case 0x8a:  // LONG1
-        push(input_.take_long(input_.take<std::uint8_t>()));
-        return true;
+        return push(input_.take_long(input_.take<std::uint8_t>()));
       case 'G':  // BINFLOAT
-        push(input_.take_double());
-        return true;
+        return push(input_.take_double());
       case 'X':  // BINUNICODE
-        push(input_.take_text(input_.take<std::uint32_t>()));
-        return true;
+        return push(input_.take_text(input_.take<std::uint32_t>()));
       default:
-        return false;
+        return memo(opcode);
     }
   }
 
@@ -167,22 +156,18 @@ class Machine {
     stack_.push_back(std::move(item));
   }
 
-  bool memo(std::uint8_t opcode) {
+  void memo(std::uint8_t opcode) {
     switch (opcode) {
       case 'q':  // BINPUT
-        put(input_.take<std::uint8_t>());
-        return true;
+        return put(input_.take<std::uint8_t>());
       case 'r':  // LONG_BINPUT
-        put(input_.take<std::uint32_t>());
-        return true;
+        return put(input_.take<std::uint32_t>());
       case 'h':  // BINGET
-        get(input_.take<std::uint8_t>());
-        return true;
+        return get(input_.take<std::uint8_t>());
       case 'j':  // LONG_BINGET
-        get(input_.take<std::uint32_t>());
-        return true;
+        return get(input_.take<std::uint32_t>());
       default:
-        return false;
+        return container(opcode);
     }
   }
 
@@ -233,42 +218,32 @@ class Machine {
     }
   }
 
-  bool container(std::uint8_t opcode) {
+  void container(std::uint8_t opcode) {
     switch (opcode) {
       case '(':  // MARK
-        stack_.push_back({Item::Kind::kMark, {}});
-        return true;
+        return stack_.push_back({Item::Kind::kMark, {}});
       case ']':  // EMPTY_LIST
-        push(make_list());
-        return true;
+        return push(make_list());
       case '}':  // EMPTY_DICT
-        push(make_dict());
-        return true;
+        return push(make_dict());
       case ')':  // EMPTY_TUPLE
-        push_tuple({});
-        return true;
+        return push_tuple({});
       case 't':  // TUPLE
-        push_tuple(pop_to_mark());
-        return true;
+        return push_tuple(pop_to_mark());
       case 0x85:  // TUPLE1
       case 0x86:  // TUPLE2
       case 0x87:  // TUPLE3
-        push_tuple(pop_several(opcode - 0x84U));
-        return true;
+        return push_tuple(pop_several(opcode - 0x84U));
       case 'a':  // APPEND
-        append(pop_several(1));
-        return true;
+        return append(pop_several(1));
       case 'e':  // APPENDS
-        append(pop_to_mark());
-        return true;
+        return append(pop_to_mark());
       case 's':  // SETITEM
-        set(pop_several(2));
-        return true;
+        return set(pop_several(2));
       case 'u':  // SETITEMS
-        set(pop_to_mark());
-        return true;
+        return set(pop_to_mark());
       default:
-        return false;
+        return object(opcode);
     }
   }
 
@@ -291,24 +266,23 @@ class Machine {
     if (was_argument && is_open(stack_.back())) holder_of(stack_.back()).is_complete = true;
   }
 
-  bool object(std::uint8_t opcode) {
+  void object(std::uint8_t opcode) {
     switch (opcode) {
       case 'c':  // GLOBAL
-        push_global();
-        return true;
+        return push_global();
       case 'Q':  // BINPERSID
-        push(storage_of(input_, pop().value, read_storage_));
-        return true;
+        return push(storage_of(input_, pop().value, read_storage_));
       case 'R':  // REDUCE
-        reduce();
-        return true;
+        return reduce();
       case 'b': {  // BUILD: ignore attributes of a dict, such as a state_dict()'s _metadata
         const Item ignored = pop();
-        input_.check(!stack_.empty() && is_open(stack_.back()), "objects for its attributes");
-        return true;
+        return input_.check(!stack_.empty() && is_open(stack_.back()),
+                            "objects for its attributes");
       }
       default:
-        return false;
+        TORCH_CHECK_VALUE(false, input_.where(),
+                          " to hold plain values and tensors only, got pickle opcode ",
+                          static_cast<int>(opcode), " at byte ", input_.position() - 1, ".");
     }
   }
 

@@ -4,16 +4,13 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <unordered_map>
 #include <utility>
 
 #include "api/checkpoint/storage_classes.h"
-#include "api/checkpoint/utf8.h"
 #include "api/checkpoint/values.h"
 
 namespace torchfuse::checkpoint {
@@ -57,9 +54,7 @@ class Writer {
  private:
   template <class Number>
   void append(Number number) {
-    char raw[sizeof(Number)];
-    std::memcpy(raw, &number, sizeof(Number));
-    pickle_.bytes.append(raw, sizeof(Number));
+    pickle_.bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
   }
 
   void write_int(std::int64_t number) {
@@ -75,10 +70,7 @@ class Writer {
 
   void write_double(double number) {
     pickle_.bytes += 'G';  // BINFLOAT, which alone is big-endian
-    char raw[sizeof number];
-    std::memcpy(raw, &number, sizeof number);
-    std::reverse(std::begin(raw), std::end(raw));
-    pickle_.bytes.append(raw, sizeof number);
+    append(__builtin_bswap64(std::bit_cast<std::uint64_t>(number)));
   }
 
   void write_string(const std::string& text) {

@@ -13,7 +13,6 @@
 #include "api/checkpoint/atomic_file.h"
 #include "api/checkpoint/input_file.h"
 #include "api/checkpoint/safetensors_header.h"
-#include "api/checkpoint/utf8.h"
 #include "api/checkpoint/values.h"
 
 namespace torchfuse::checkpoint {
@@ -64,36 +63,25 @@ std::string header_bytes(const std::vector<Named>& tensors,
   return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + json;
 }
 
-/// Reads a file sequentially.
-class Input {
- public:
-  explicit Input(const InputFile& file) : file_(file) {}
-
-  [[nodiscard]] std::uint64_t left() const { return file_.size() - place_; }
-
-  void read(void* target, std::uint64_t size) {
+NamedWeights read(const InputFile& file) {
+  std::uint64_t place = 0;
+  const auto left = [&] { return file.size() - place; };
+  const auto take = [&](void* target, std::uint64_t size) {
     TORCH_CHECK(size <= left(), "expected ", size, " more bytes, got ", left());
-    TORCH_CHECK(file_.read(place_, target, size) == size, "it could not be read to its end");
-    place_ += size;
-  }
-
- private:
-  const InputFile& file_;
-  std::uint64_t place_ = 0;
-};
-
-NamedWeights read(Input file) {
+    TORCH_CHECK(file.read(place, target, size) == size, "it could not be read to its end");
+    place += size;
+  };
   std::uint64_t size = 0;
-  file.read(&size, kLengthBytes);
-  TORCH_CHECK(size <= std::min(kMostHeaderBytes, file.left()), "its first eight bytes announce a ",
-              "header of ", size, " bytes");
+  take(&size, kLengthBytes);
+  TORCH_CHECK(size <= std::min(kMostHeaderBytes, left()),
+              "its first eight bytes announce a header of ", size, " bytes");
   std::string text(size, '\0');
-  file.read(text.data(), size);
-  const SafetensorsHeader header = parse_header(text, file.left());
+  take(text.data(), size);
+  const SafetensorsHeader header = parse_header(text, left());
   NamedWeights weights{{}, header.metadata};
   for (const TensorEntry& entry : header.tensors) {
     at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype).device(at::kCPU));
-    file.read(tensor.mutable_data_ptr(), entry.end - entry.begin);
+    take(tensor.mutable_data_ptr(), entry.end - entry.begin);
     weights.tensors.emplace_back(entry.name, std::move(tensor));
   }
   return weights;
@@ -128,7 +116,7 @@ NamedWeights read_safetensors(const std::string& path, const std::string& caller
   const at::NoGradGuard no_grad;
   const InputFile file(caller, path);
   return file.whole("a whole safetensors file, got a truncated one or one of another kind",
-                    [&] { return read(Input(file)); });
+                    [&] { return read(file); });
 }
 
 }  // namespace torchfuse::checkpoint

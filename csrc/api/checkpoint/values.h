@@ -9,10 +9,12 @@
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <string>
-
-#include "api/checkpoint/utf8.h"
+#include <string_view>
 
 namespace torchfuse::checkpoint {
 
@@ -37,6 +39,25 @@ inline std::string type_name(const c10::IValue& value) {
   if (value.isList()) return "list";
   if (value.isGenericDict()) return "dict";
   return value.tagKind();
+}
+
+/// Returns whether bytes are UTF-8.
+/// @param surrogates accept surrogates, which Python strings may contain (default false).
+inline bool is_utf8(std::string_view text, bool surrogates = false) {
+  constexpr std::array<std::uint32_t, 4> kLeast{0, 0x80, 0x800, 0x10000};
+  for (std::size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i++]);
+    const int ones = std::countl_one(lead);
+    if (ones == 1 || ones > 4) return false;
+    std::uint32_t code = lead & (0x7fU >> ones);
+    for (int more = 1; more < ones; ++more, ++i) {
+      if (i == text.size() || (text[i] & 0xc0) != 0x80) return false;
+      code = (code << 6) | (text[i] & 0x3fU);
+    }
+    if (code > 0x10ffff || (ones > 0 && code < kLeast[ones - 1])) return false;
+    if (!surrogates && code >= 0xd800 && code <= 0xdfff) return false;
+  }
+  return true;
 }
 
 /// Returns a key for an error message. Long keys are truncated.
