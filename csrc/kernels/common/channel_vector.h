@@ -10,6 +10,13 @@
 
 namespace torchfuse::kernels {
 
+/// Calls body(T()) with a storage type's compute type, on the host.
+template <class Body>
+void with_compute_type(DType dtype, const Body& body) {
+  if (dtype == DType::kFloat64) return body(double());
+  body(float());
+}
+
 /// A number per channel, or per column of a row.
 struct ChannelInput {
   const void* data = nullptr;  ///< null if absent

@@ -5,7 +5,6 @@
 
 #include "kernels/cpu/batch_norm_gradients.h"
 #include "kernels/cpu/batch_norm_vectors.h"
-#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -138,104 +137,13 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
 }
 
 template <DType kDType, bool kRelu>
-__attribute__((noinline)) void write_planes(const BatchNormBackwardElemtArgs& args,
-                                            std::int64_t begin, std::int64_t end) {
-  using E = ElementOf<kDType>;
-  using T = ComputeOf<kDType>;
-  using V = VectorOf<kDType>;
-  const BatchNormShape& shape = args.shape;
-  const bool worth_streaming =
-      is_worth_streaming<kDType>(args.grad_input, shape.outer * shape.channels, shape.inner);
-  for_each_run(
-      shape, begin, end,
-      [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
-          std::int64_t offset) __attribute__((always_inline)) {
-        const E* dy = run_of<kDType>(args.grad_output, o, c, first);
-        const E* x = run_of<kDType>(args.input, o, c, first);
-        E* dx = static_cast<E*>(args.grad_input) + offset;
-        T t[kNormalizeTerms + kGradInputTerms];
-        for (std::int64_t k = 0; k < kNormalizeTerms + kGradInputTerms; ++k) {
-          t[k] = *terms_row<T>(args.terms, k, shape.channels, c);
-        }
-        const bool streamed = worth_streaming && are_lines<kDType>(dx, count);
-        for_each_element<kWidthOf<kDType>>(
-            count,
-            [&](std::int64_t i) __attribute__((always_inline)) {
-              store_in_row<kDType>(
-                  dx + i,
-                  grad_input_of<kRelu>(load_vector<kDType>(dy + i), load_vector<kDType>(x + i),
-                                       V(t[0]), V(t[1]), V(t[2]), V(t[3]), V(t[4]), V(t[5])),
-                  streamed);
-            },
-            [&](std::int64_t i) __attribute__((always_inline)) {
-              store_one(dx + i, grad_input_of<kRelu>(load_one(dy + i), load_one(x + i), t[0], t[1],
-                                                     t[2], t[3], t[4], t[5]));
-            });
+TORCHFUSE_INLINE void write_grad_input(const BatchNormBackwardElemtArgs& args, std::int64_t begin,
+                                       std::int64_t end) {
+  const ElementPass pass{args.shape, args.grad_output, args.input, args.terms, args.grad_input};
+  write_elements<kDType, /*kHasSecond=*/true, kNormalizeTerms + kGradInputTerms>(
+      pass, begin, end, [](auto dy, auto x, const auto& t) __attribute__((always_inline)) {
+        return grad_input_of<kRelu>(dy, x, t[0], t[1], t[2], t[3], t[4], t[5]);
       });
-  if (worth_streaming) finish_streaming();
-}
-
-/// Loads all kWriteBlock rows before the first store, like the forward pass.
-template <DType kDType, bool kRelu>
-__attribute__((noinline)) void write_rows(const BatchNormBackwardElemtArgs& args,
-                                          std::int64_t begin, std::int64_t end) {
-  using E = ElementOf<kDType>;
-  using T = ComputeOf<kDType>;
-  using V = VectorOf<kDType>;
-  constexpr std::int64_t kWidth = kWidthOf<kDType>;
-  const std::int64_t channels = args.shape.channels;
-  const std::int64_t dy_stride = args.grad_output.outer_stride;
-  const std::int64_t x_stride = args.input.outer_stride;
-  const bool x_is_run = is_one_run(args.input, channels);
-  const bool dy_is_run = is_one_run(args.grad_output, channels);
-  const bool streamed = is_worth_streaming<kDType>(args.grad_input, args.shape.outer, channels);
-  const auto t = [&](std::int64_t k, std::int64_t c) __attribute__((always_inline)) {
-    return terms_row<T>(args.terms, k, channels, c);
-  };
-  const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
-    constexpr std::int64_t kRows = decltype(row_count)::value;
-    const E* dy = run_of<kDType>(args.grad_output, row, 0, 0);
-    const E* x = run_of<kDType>(args.input, row, 0, 0);
-    E* dx = static_cast<E*>(args.grad_input) + row * channels;
-    const auto write_vectors = [&](auto vector_count,
-                                   std::int64_t c) __attribute__((always_inline)) {
-      constexpr std::int64_t kVectors = decltype(vector_count)::value;
-      V out[kRows][kVectors];
-#pragma GCC unroll 4
-      for (std::int64_t v = 0; v < kVectors; ++v) {
-        const std::int64_t at = c + v * kWidth;
-        const V terms[] = {load_terms(t(0, at)), load_terms(t(1, at)), load_terms(t(2, at)),
-                           load_terms(t(3, at)), load_terms(t(4, at)), load_terms(t(5, at))};
-#pragma GCC unroll 4
-        for (std::int64_t r = 0; r < kRows; ++r) {
-          if (x_is_run) prefetch(x + at * kRows + r * kWidth, kAheadBytes);
-          if (dy_is_run) prefetch(dy + at * kRows + r * kWidth, kAheadBytes);
-          out[r][v] = grad_input_of<kRelu>(load_vector<kDType>(dy + r * dy_stride + at),
-                                           load_vector<kDType>(x + r * x_stride + at), terms[0],
-                                           terms[1], terms[2], terms[3], terms[4], terms[5]);
-        }
-      }
-#pragma GCC unroll 4
-      for (std::int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (std::int64_t v = 0; v < kVectors; ++v) {
-          store_in_row<kDType>(dx + r * channels + c + v * kWidth, out[r][v], streamed);
-        }
-      }
-    };
-    const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
-      for (std::int64_t r = 0; r < kRows; ++r) {
-        store_one(
-            dx + r * channels + c,
-            grad_input_of<kRelu>(load_one(dy + r * dy_stride + c), load_one(x + r * x_stride + c),
-                                 *t(0, c), *t(1, c), *t(2, c), *t(3, c), *t(4, c), *t(5, c)));
-      }
-    };
-    for_each_block_of_row<kWidth>(channels, write_vectors, write_elements);
-  };
-  const RowRange rows = rows_within(args.shape, begin, end);
-  for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);
-  if (streamed) finish_streaming();
 }
 
 template <DType kDType, Gate kGate>
@@ -268,10 +176,8 @@ void batch_norm_backward_reduce(const BatchNormBackwardReduceArgs& args, std::in
 void batch_norm_backward_elemt(const BatchNormBackwardElemtArgs& args, std::int64_t begin,
                                std::int64_t end) {
   with_dtype(args.shape.dtype, [&]<DType kDType>() __attribute__((always_inline)) {
-    if (args.shape.channels_last && args.relu) return write_rows<kDType, true>(args, begin, end);
-    if (args.shape.channels_last) return write_rows<kDType, false>(args, begin, end);
-    if (args.relu) return write_planes<kDType, true>(args, begin, end);
-    write_planes<kDType, false>(args, begin, end);
+    if (args.relu) return write_grad_input<kDType, true>(args, begin, end);
+    write_grad_input<kDType, false>(args, begin, end);
   });
 }
 

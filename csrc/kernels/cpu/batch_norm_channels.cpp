@@ -8,13 +8,6 @@ namespace torchfuse::kernels {
 
 namespace {
 
-/// Calls body(T()) with the compute type.
-template <class Body>
-void with_compute_type(DType dtype, const Body& body) {
-  if (dtype == DType::kFloat64) return body(double());
-  body(float());
-}
-
 template <class T>
 T* row(void* terms, std::int64_t index, std::int64_t channels) {
   return static_cast<T*>(terms) + index * channels;

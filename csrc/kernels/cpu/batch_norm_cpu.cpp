@@ -3,7 +3,6 @@
 #include "kernels/batch_norm.h"
 
 #include "kernels/cpu/batch_norm_vectors.h"
-#include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
@@ -121,111 +120,13 @@ TORCHFUSE_INLINE V output_of(V x, V residual, V center, V scale, V shift) {
 }
 
 template <DType kDType, bool kResidual, bool kRelu>
-__attribute__((noinline)) void write_planes(const BatchNormElemtArgs& args, std::int64_t begin,
-                                            std::int64_t end) {
-  using E = ElementOf<kDType>;
-  using T = ComputeOf<kDType>;
-  using V = VectorOf<kDType>;
-  const BatchNormShape& shape = args.shape;
-  const bool worth_streaming =
-      is_worth_streaming<kDType>(args.output, shape.outer * shape.channels, shape.inner);
-  for_each_run(
-      shape, begin, end,
-      [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
-          std::int64_t offset) __attribute__((always_inline)) {
-        const E* x = run_of<kDType>(args.input, o, c, first);
-        const E* z = kResidual ? run_of<kDType>(args.residual, o, c, first) : x;
-        E* y = static_cast<E*>(args.output) + offset;
-        const T center = *terms_row<T>(args.terms, 0, shape.channels, c);
-        const T scale = *terms_row<T>(args.terms, 1, shape.channels, c);
-        const T shift = *terms_row<T>(args.terms, 2, shape.channels, c);
-        const bool streamed = worth_streaming && are_lines<kDType>(y, count);
-        for_each_element<kWidthOf<kDType>>(
-            count,
-            [&](std::int64_t i) __attribute__((always_inline)) {
-              store_in_row<kDType>(y + i,
-                                   output_of<kResidual, kRelu>(load_vector<kDType>(x + i),
-                                                               load_vector<kDType>(z + i),
-                                                               V(center), V(scale), V(shift)),
-                                   streamed);
-            },
-            [&](std::int64_t i) __attribute__((always_inline)) {
-              store_one(y + i, output_of<kResidual, kRelu>(load_one(x + i), load_one(z + i), center,
-                                                           scale, shift));
-            });
+TORCHFUSE_INLINE void write_output(const BatchNormElemtArgs& args, std::int64_t begin,
+                                   std::int64_t end) {
+  const ElementPass pass{args.shape, args.input, args.residual, args.terms, args.output};
+  write_elements<kDType, kResidual, kNormalizeTerms>(
+      pass, begin, end, [](auto x, auto residual, const auto& t) __attribute__((always_inline)) {
+        return output_of<kResidual, kRelu>(x, residual, t[0], t[1], t[2]);
       });
-  if (worth_streaming) finish_streaming();
-}
-
-/// Loads kWriteBlock rows of a channel before the first store. If rows are a multiple of 4 KB
-/// apart, a load would otherwise wait for a store to the same offset in another page.
-template <DType kDType, bool kResidual, bool kRelu>
-__attribute__((noinline)) void write_rows(const BatchNormElemtArgs& args, std::int64_t begin,
-                                          std::int64_t end) {
-  using E = ElementOf<kDType>;
-  using T = ComputeOf<kDType>;
-  using V = VectorOf<kDType>;
-  constexpr std::int64_t kWidth = kWidthOf<kDType>;
-  const std::int64_t channels = args.shape.channels;
-  const T* centers = terms_row<T>(args.terms, 0, channels, 0);
-  const T* scales = terms_row<T>(args.terms, 1, channels, 0);
-  const T* shifts = terms_row<T>(args.terms, 2, channels, 0);
-  const std::int64_t x_stride = args.input.outer_stride;
-  const std::int64_t z_stride = kResidual ? args.residual.outer_stride : x_stride;
-  const bool x_is_run = is_one_run(args.input, channels);
-  const bool z_is_run = kResidual && is_one_run(args.residual, channels);
-  const bool streamed = is_worth_streaming<kDType>(args.output, args.shape.outer, channels);
-  const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
-    constexpr std::int64_t kRows = decltype(row_count)::value;
-    const E* x = run_of<kDType>(args.input, row, 0, 0);
-    const E* z = kResidual ? run_of<kDType>(args.residual, row, 0, 0) : x;
-    E* y = static_cast<E*>(args.output) + row * channels;
-    const auto write_vectors = [&](auto vector_count,
-                                   std::int64_t c) __attribute__((always_inline)) {
-      constexpr std::int64_t kVectors = decltype(vector_count)::value;
-      V out[kRows][kVectors];
-#pragma GCC unroll 4
-      for (std::int64_t v = 0; v < kVectors; ++v) {
-        const std::int64_t at = c + v * kWidth;
-        const V center = load_terms(centers + at);
-        const V scale = load_terms(scales + at);
-        const V shift = load_terms(shifts + at);
-#pragma GCC unroll 4
-        for (std::int64_t r = 0; r < kRows; ++r) {
-          if (x_is_run) prefetch(x + at * kRows + r * kWidth, kAheadBytes);
-          if (z_is_run) prefetch(z + at * kRows + r * kWidth, kAheadBytes);
-          out[r][v] = output_of<kResidual, kRelu>(load_vector<kDType>(x + r * x_stride + at),
-                                                  load_vector<kDType>(z + r * z_stride + at),
-                                                  center, scale, shift);
-        }
-      }
-#pragma GCC unroll 4
-      for (std::int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (std::int64_t v = 0; v < kVectors; ++v) {
-          store_in_row<kDType>(y + r * channels + c + v * kWidth, out[r][v], streamed);
-        }
-      }
-    };
-    const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
-      for (std::int64_t r = 0; r < kRows; ++r) {
-        store_one(y + r * channels + c,
-                  output_of<kResidual, kRelu>(load_one(x + r * x_stride + c),
-                                              load_one(z + r * z_stride + c), centers[c], scales[c],
-                                              shifts[c]));
-      }
-    };
-    for_each_block_of_row<kWidth>(channels, write_vectors, write_elements);
-  };
-  const RowRange rows = rows_within(args.shape, begin, end);
-  for_each_row_block<kWriteBlock>(rows.begin, rows.end, write);
-  if (streamed) finish_streaming();
-}
-
-template <DType kDType, bool kResidual, bool kRelu>
-void write_elements(const BatchNormElemtArgs& args, std::int64_t begin, std::int64_t end) {
-  if (args.shape.channels_last) return write_rows<kDType, kResidual, kRelu>(args, begin, end);
-  write_planes<kDType, kResidual, kRelu>(args, begin, end);
 }
 
 }  // namespace
@@ -250,10 +151,10 @@ void batch_norm_stats(const BatchNormStatsArgs& args, std::int64_t begin, std::i
 void batch_norm_elemt(const BatchNormElemtArgs& args, std::int64_t begin, std::int64_t end) {
   const bool residual = args.residual.data != nullptr;
   with_dtype(args.shape.dtype, [&]<DType kDType>() __attribute__((always_inline)) {
-    if (residual && args.relu) return write_elements<kDType, true, true>(args, begin, end);
-    if (residual) return write_elements<kDType, true, false>(args, begin, end);
-    if (args.relu) return write_elements<kDType, false, true>(args, begin, end);
-    write_elements<kDType, false, false>(args, begin, end);
+    if (residual && args.relu) return write_output<kDType, true, true>(args, begin, end);
+    if (residual) return write_output<kDType, true, false>(args, begin, end);
+    if (args.relu) return write_output<kDType, false, true>(args, begin, end);
+    write_output<kDType, false, false>(args, begin, end);
   });
 }
 

@@ -107,13 +107,126 @@ TORCHFUSE_INLINE void for_each_run(const BatchNormShape& shape, std::int64_t beg
   }
 }
 
-/// The rows that begin in a dense tensor's elements [begin, end).
-struct RowRange {
-  std::int64_t begin, end;
+/// A pass over all elements: result = compute(first, second, the channel's terms).
+struct ElementPass {
+  BatchNormShape shape;
+  BatchNormInput first;
+  BatchNormInput second;  ///< not read by passes over one tensor
+  const void* terms;
+  void* result;  ///< dense
 };
-TORCHFUSE_INLINE RowRange rows_within(const BatchNormShape& shape, std::int64_t begin,
-                                      std::int64_t end) {
-  return RowRange{divide_up(begin, shape.channels), divide_up(end, shape.channels)};
+
+/// Computes the planes' elements [begin, end). `kHasSecond`: the pass reads `second`.
+template <DType kDType, bool kHasSecond, std::int64_t kTerms, class Compute>
+__attribute__((noinline)) void write_planes(const ElementPass& pass, std::int64_t begin,
+                                            std::int64_t end, const Compute& compute) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  const BatchNormShape& shape = pass.shape;
+  const bool worth_streaming =
+      is_worth_streaming<kDType>(pass.result, shape.outer * shape.channels, shape.inner);
+  for_each_run(shape, begin, end,
+               [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
+                   std::int64_t offset) __attribute__((always_inline)) {
+                 const E* a = run_of<kDType>(pass.first, o, c, first);
+                 const E* b = kHasSecond ? run_of<kDType>(pass.second, o, c, first) : a;
+                 E* result = static_cast<E*>(pass.result) + offset;
+                 T terms[kTerms];
+                 V vectors[kTerms];
+#pragma GCC unroll 6
+                 for (std::int64_t k = 0; k < kTerms; ++k) {
+                   terms[k] = *terms_row<T>(pass.terms, k, shape.channels, c);
+                   vectors[k] = V(terms[k]);
+                 }
+                 const bool streamed = worth_streaming && are_lines<kDType>(result, count);
+                 for_each_element<kWidthOf<kDType>>(
+                     count,
+                     [&](std::int64_t i) __attribute__((always_inline)) {
+                       store_in_row<kDType>(
+                           result + i,
+                           compute(load_vector<kDType>(a + i), load_vector<kDType>(b + i), vectors),
+                           streamed);
+                     },
+                     [&](std::int64_t i) __attribute__((always_inline)) {
+                       store_one(result + i, compute(load_one(a + i), load_one(b + i), terms));
+                     });
+               });
+  if (worth_streaming) finish_streaming();
+}
+
+/// Like write_planes(), for the rows that begin in this range. Loads kWriteBlock rows of a channel
+/// before the first store. If rows are a multiple of 4 KB apart, a load would otherwise wait for a
+/// store to the same offset in another page.
+template <DType kDType, bool kHasSecond, std::int64_t kTerms, class Compute>
+__attribute__((noinline)) void write_rows(const ElementPass& pass, std::int64_t begin,
+                                          std::int64_t end, const Compute& compute) {
+  using E = ElementOf<kDType>;
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  constexpr std::int64_t kWidth = kWidthOf<kDType>;
+  const std::int64_t channels = pass.shape.channels;
+  const T* term_rows[kTerms];
+#pragma GCC unroll 6
+  for (std::int64_t k = 0; k < kTerms; ++k) term_rows[k] = terms_row<T>(pass.terms, k, channels, 0);
+  const std::int64_t a_stride = pass.first.outer_stride;
+  const std::int64_t b_stride = kHasSecond ? pass.second.outer_stride : a_stride;
+  const bool a_is_run = is_one_run(pass.first, channels);
+  const bool b_is_run = kHasSecond && is_one_run(pass.second, channels);
+  const bool streamed = is_worth_streaming<kDType>(pass.result, pass.shape.outer, channels);
+  const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
+    constexpr std::int64_t kRows = decltype(row_count)::value;
+    const E* a = run_of<kDType>(pass.first, row, 0, 0);
+    const E* b = kHasSecond ? run_of<kDType>(pass.second, row, 0, 0) : a;
+    E* result = static_cast<E*>(pass.result) + row * channels;
+    const auto write_vectors = [&](auto vector_count,
+                                   std::int64_t c) __attribute__((always_inline)) {
+      constexpr std::int64_t kVectors = decltype(vector_count)::value;
+      V out[kRows][kVectors];
+#pragma GCC unroll 4
+      for (std::int64_t v = 0; v < kVectors; ++v) {
+        const std::int64_t at = c + v * kWidth;
+        V terms[kTerms];
+#pragma GCC unroll 6
+        for (std::int64_t k = 0; k < kTerms; ++k) terms[k] = load_terms(term_rows[k] + at);
+#pragma GCC unroll 4
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          if (a_is_run) prefetch(a + at * kRows + r * kWidth, kAheadBytes);
+          if (b_is_run) prefetch(b + at * kRows + r * kWidth, kAheadBytes);
+          out[r][v] = compute(load_vector<kDType>(a + r * a_stride + at),
+                              load_vector<kDType>(b + r * b_stride + at), terms);
+        }
+      }
+#pragma GCC unroll 4
+      for (std::int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (std::int64_t v = 0; v < kVectors; ++v) {
+          store_in_row<kDType>(result + r * channels + c + v * kWidth, out[r][v], streamed);
+        }
+      }
+    };
+    const auto write_elements = [&](std::int64_t c) __attribute__((always_inline)) {
+      T terms[kTerms];
+      for (std::int64_t k = 0; k < kTerms; ++k) terms[k] = term_rows[k][c];
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        store_one(result + r * channels + c,
+                  compute(load_one(a + r * a_stride + c), load_one(b + r * b_stride + c), terms));
+      }
+    };
+    for_each_block_of_row<kWidth>(channels, write_vectors, write_elements);
+  };
+  // The rows that begin in the range.
+  for_each_row_block<kWriteBlock>(divide_up(begin, channels), divide_up(end, channels), write);
+  if (streamed) finish_streaming();
+}
+
+template <DType kDType, bool kHasSecond, std::int64_t kTerms, class Compute>
+TORCHFUSE_INLINE void write_elements(const ElementPass& pass, std::int64_t begin, std::int64_t end,
+                                     const Compute& compute) {
+  if (pass.shape.channels_last) {
+    return write_rows<kDType, kHasSecond, kTerms>(pass, begin, end, compute);
+  }
+  write_planes<kDType, kHasSecond, kTerms>(pass, begin, end, compute);
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

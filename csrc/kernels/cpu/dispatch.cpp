@@ -10,81 +10,33 @@
 
 namespace torchfuse::kernels {
 
-#define TORCHFUSE_DECLARE_LEVEL(level, enumerator, ...)                                            \
-  namespace cpu::level {                                                                           \
-  void multi_tensor_l2_norm(const L2NormArgs&, std::int64_t, std::int64_t);                        \
-  bool multi_tensor_unscale(const UnscaleArgs&, std::int64_t, std::int64_t);                       \
-  void batch_norm_stats(const BatchNormStatsArgs&, std::int64_t, std::int64_t);                    \
-  void batch_norm_elemt(const BatchNormElemtArgs&, std::int64_t, std::int64_t);                    \
-  void batch_norm_backward_reduce(const BatchNormBackwardReduceArgs&, std::int64_t, std::int64_t); \
-  void batch_norm_backward_elemt(const BatchNormBackwardElemtArgs&, std::int64_t, std::int64_t);   \
-  void layer_norm(const LayerNormArgs&, std::int64_t, std::int64_t);                               \
-  void layer_norm_backward(const LayerNormBackwardArgs&, std::int64_t, std::int64_t);              \
-  void softmax_cross_entropy(const CrossEntropyArgs&, std::int64_t, std::int64_t);                 \
-  void softmax_cross_entropy_backward(const CrossEntropyBackwardArgs&, std::int64_t,               \
-                                      std::int64_t);                                               \
+#define TORCHFUSE_DECLARE(level, enumerator, Result, function, Args) \
+  namespace cpu::level {                                             \
+  Result function(const Args&, std::int64_t, std::int64_t);          \
   }
-TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE_LEVEL)
-#undef TORCHFUSE_DECLARE_LEVEL
-
-/// Calls function(args, begin, end) at instruction level `isa`.
-#define TORCHFUSE_CALL_LEVEL_CASE(level, enumerator, function) \
-  case CpuIsa::enumerator:                                     \
+#define TORCHFUSE_CALL(level, enumerator, function) \
+  case CpuIsa::enumerator:                          \
     return cpu::level::function(args, begin, end);
-#define TORCHFUSE_CALL_LEVEL(isa, function)                                      \
-  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL_CASE, function) } \
-  return cpu::baseline::function(args, begin, end)
+/// Defines `entry`, which calls `function` of instruction level `isa`.
+#define TORCHFUSE_DISPATCH(Result, entry, function, Args)                            \
+  TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE, Result, function, Args)                \
+  Result entry(CpuIsa isa, const Args& args, std::int64_t begin, std::int64_t end) { \
+    switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL, function) }              \
+    return cpu::baseline::function(args, begin, end);                                \
+  }
 
-void multi_tensor_l2_norm_cpu(CpuIsa isa, const L2NormArgs& args, std::int64_t begin,
-                              std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_l2_norm);
-}
-
-bool multi_tensor_unscale_cpu(CpuIsa isa, const UnscaleArgs& args, std::int64_t begin,
-                              std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, multi_tensor_unscale);
-}
-
-void batch_norm_stats_cpu(CpuIsa isa, const BatchNormStatsArgs& args, std::int64_t begin,
-                          std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_stats);
-}
-
-void batch_norm_elemt_cpu(CpuIsa isa, const BatchNormElemtArgs& args, std::int64_t begin,
-                          std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_elemt);
-}
-
-void batch_norm_backward_reduce_cpu(CpuIsa isa, const BatchNormBackwardReduceArgs& args,
-                                    std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_reduce);
-}
-
-void batch_norm_backward_elemt_cpu(CpuIsa isa, const BatchNormBackwardElemtArgs& args,
-                                   std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, batch_norm_backward_elemt);
-}
-
-void layer_norm_cpu(CpuIsa isa, const LayerNormArgs& args, std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, layer_norm);
-}
-
-void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std::int64_t begin,
-                             std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, layer_norm_backward);
-}
-
-void softmax_cross_entropy_cpu(CpuIsa isa, const CrossEntropyArgs& args, std::int64_t begin,
-                               std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy);
-}
-
-void softmax_cross_entropy_backward_cpu(CpuIsa isa, const CrossEntropyBackwardArgs& args,
-                                        std::int64_t begin, std::int64_t end) {
-  TORCHFUSE_CALL_LEVEL(isa, softmax_cross_entropy_backward);
-}
-
-#undef TORCHFUSE_CALL_LEVEL
-#undef TORCHFUSE_CALL_LEVEL_CASE
+TORCHFUSE_DISPATCH(void, multi_tensor_l2_norm_cpu, multi_tensor_l2_norm, L2NormArgs)
+TORCHFUSE_DISPATCH(bool, multi_tensor_unscale_cpu, multi_tensor_unscale, UnscaleArgs)
+TORCHFUSE_DISPATCH(void, batch_norm_stats_cpu, batch_norm_stats, BatchNormStatsArgs)
+TORCHFUSE_DISPATCH(void, batch_norm_elemt_cpu, batch_norm_elemt, BatchNormElemtArgs)
+TORCHFUSE_DISPATCH(void, batch_norm_backward_reduce_cpu, batch_norm_backward_reduce,
+                   BatchNormBackwardReduceArgs)
+TORCHFUSE_DISPATCH(void, batch_norm_backward_elemt_cpu, batch_norm_backward_elemt,
+                   BatchNormBackwardElemtArgs)
+TORCHFUSE_DISPATCH(void, layer_norm_cpu, layer_norm, LayerNormArgs)
+TORCHFUSE_DISPATCH(void, layer_norm_backward_cpu, layer_norm_backward, LayerNormBackwardArgs)
+TORCHFUSE_DISPATCH(void, softmax_cross_entropy_cpu, softmax_cross_entropy, CrossEntropyArgs)
+TORCHFUSE_DISPATCH(void, softmax_cross_entropy_backward_cpu, softmax_cross_entropy_backward,
+                   CrossEntropyBackwardArgs)
 
 }  // namespace torchfuse::kernels

@@ -7,13 +7,6 @@ namespace torchfuse::kernels {
 
 namespace {
 
-/// Calls body(T()) with the compute type.
-template <class Body>
-void with_compute_type(DType dtype, const Body& body) {
-  if (dtype == DType::kFloat64) return body(double());
-  body(float());
-}
-
 /// Fills row `index` of the terms: value_of(column), and zeros behind the last column.
 template <class T, class ValueOf>
 void fill_terms(void* terms, std::int64_t index, std::int64_t columns, const ValueOf& value_of) {
