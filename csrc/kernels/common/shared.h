@@ -19,14 +19,6 @@ __device__ __forceinline__ T& block_shared() {
   return object;
 }
 
-/// Returns the launch's dynamic shared memory, 16-byte aligned and uninitialized, as an array of T.
-template <class T>
-__device__ __forceinline__ T* dynamic_shared() {
-  static_assert(std::is_trivially_default_constructible_v<T> && alignof(T) <= 16);
-  extern __shared__ uint4 dynamic_shared_words[];
-  return reinterpret_cast<T*>(dynamic_shared_words);
-}
-
 #else
 
 /// Returns the running block's storage for `key`, aligned for any type. Defined by the code that
@@ -38,16 +30,6 @@ T& block_shared() {
   static_assert(std::is_trivially_default_constructible_v<T>);
   static const char key = 0;
   return *static_cast<T*>(block_shared_storage(&key, sizeof(T)));
-}
-
-/// Returns the running block's dynamic shared memory. Also defined by the code that runs the
-/// kernels on a CPU.
-void* dynamic_shared_storage();
-
-template <class T>
-T* dynamic_shared() {
-  static_assert(std::is_trivially_default_constructible_v<T> && alignof(T) <= 16);
-  return static_cast<T*>(dynamic_shared_storage());
 }
 
 #endif

@@ -165,20 +165,9 @@ constexpr int kElementBlocks = 4;
 /// Calls run(element, layout) for the dtype and layout of `shape`.
 template <class Run>
 Status dispatch_batch_norm(const BatchNormShape& shape, const char* what, const Run& run) {
-  const auto with_layout = [&](auto element) {
+  return dispatch_dtype(shape.dtype, what, [&](auto element) {
     return shape.channels_last ? run(element, Rows{}) : run(element, Planes{});
-  };
-  switch (shape.dtype) {
-    case DType::kFloat32:
-      return with_layout(float{});
-    case DType::kFloat16:
-      return with_layout(Half{});
-    case DType::kBFloat16:
-      return with_layout(BFloat16{});
-    case DType::kFloat64:
-      return with_layout(double{});
-  }
-  return Status{cudaErrorInvalidValue, what};
+  });
 }
 
 /// Launches `kernel` on the grid in `arguments`.

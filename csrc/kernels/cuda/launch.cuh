@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/dtype.h"
+#include "kernels/common/float16.h"
 #include "kernels/common/status.h"
 #include "kernels/common/stream.h"
 
@@ -31,6 +33,22 @@ Status launch(void (*kernel)(Parameter), const Arguments& arguments, std::uint32
   // Clear the error, because it is reported here and must not reach a later check.
   static_cast<void>(cudaGetLastError());
   return Status{static_cast<int>(error), what};
+}
+
+/// Calls run(S{}) for the storage type S.
+template <class Run>
+Status dispatch_dtype(DType dtype, const char* what, const Run& run) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return run(float{});
+    case DType::kFloat64:
+      return run(double{});
+    case DType::kFloat16:
+      return run(Half{});
+    case DType::kBFloat16:
+      return run(BFloat16{});
+  }
+  return Status{cudaErrorInvalidValue, what};
 }
 
 }  // namespace torchfuse::kernels::cuda

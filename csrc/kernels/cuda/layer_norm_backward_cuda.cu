@@ -10,19 +10,10 @@ namespace {
 
 template <class S, class O, bool kFromOutput>
 Status launch_grad_input(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream) {
-  const auto run = [&](auto kernel, std::uint32_t teams) {
-    const std::uint32_t blocks =
-        row_blocks(args.shape.rows, teams, multiprocessors, kBackwardBlocks<S, O>);
-    return launch(kernel, args, blocks, kRowThreads, stream,
-                  "launch of layer_norm_grad_input_kernel");
-  };
-  constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * kBackwardKept;
-  if (args.shape.columns <= kWarpColumns) {
-    return run(layer_norm_grad_input_kernel<S, O, kFromOutput, kRowWarpThreads>,
-               RowTeam<kRowWarpThreads>::kTeams);
-  }
-  return run(layer_norm_grad_input_kernel<S, O, kFromOutput, kRowThreads>,
-             RowTeam<kRowThreads>::kTeams);
+  return launch_rows<S, kBackwardKept, kBackwardBlocks<S, O>>(
+      layer_norm_grad_input_kernel<S, O, kFromOutput, kRowWarpThreads>,
+      layer_norm_grad_input_kernel<S, O, kFromOutput, kRowThreads>, args, args.shape.columns,
+      multiprocessors, stream, "launch of layer_norm_grad_input_kernel");
 }
 
 /// Splits rows into enough slices for two blocks per multiprocessor, but no more than `partials`

@@ -111,16 +111,9 @@ Status layer_norm_cuda(const LayerNormArgs& args, int multiprocessors, Stream st
   using namespace cuda;
   constexpr const char* kWhat = "launch of layer_norm_kernel";
   return dispatch_rows(args.shape, kWhat, [&]<class S, class O>(S, O) {
-    const auto run = [&](auto kernel, std::uint32_t teams) {
-      const std::uint32_t blocks =
-          row_blocks(args.shape.rows, teams, multiprocessors, kForwardBlocks<S, O>);
-      return launch(kernel, args, blocks, kRowThreads, stream, kWhat);
-    };
-    constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * kForwardKept;
-    if (args.shape.columns <= kWarpColumns) {
-      return run(layer_norm_kernel<S, O, kRowWarpThreads>, RowTeam<kRowWarpThreads>::kTeams);
-    }
-    return run(layer_norm_kernel<S, O, kRowThreads>, RowTeam<kRowThreads>::kTeams);
+    return launch_rows<S, kForwardKept, kForwardBlocks<S, O>>(
+        layer_norm_kernel<S, O, kRowWarpThreads>, layer_norm_kernel<S, O, kRowThreads>, args,
+        args.shape.columns, multiprocessors, stream, kWhat);
   });
 }
 

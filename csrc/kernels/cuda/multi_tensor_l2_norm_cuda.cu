@@ -151,21 +151,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
-  const auto enqueue = [&](auto* kernel) {
-    return launch(kernel, arguments, arguments.blocks(), kThreads, stream,
+  return dispatch_dtype(dtype, "gradient dtype of multi_tensor_l2_norm", [&]<class S>(S) {
+    return launch(multi_tensor_l2_norm_kernel<S>, arguments, arguments.blocks(), kThreads, stream,
                   "launch of multi_tensor_l2_norm_kernel");
-  };
-  switch (dtype) {
-    case DType::kFloat32:
-      return enqueue(multi_tensor_l2_norm_kernel<float>);
-    case DType::kFloat16:
-      return enqueue(multi_tensor_l2_norm_kernel<Half>);
-    case DType::kBFloat16:
-      return enqueue(multi_tensor_l2_norm_kernel<BFloat16>);
-    case DType::kFloat64:
-      return enqueue(multi_tensor_l2_norm_kernel<double>);
-  }
-  return Status{cudaErrorInvalidValue, "gradient dtype of multi_tensor_l2_norm"};
+  });
 }
 
 /// Enqueues a list's last launch. Its last block runs the prologue, when everything earlier on the

@@ -97,21 +97,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Status launch_unscale(const UnscaleLaunch& arguments, DType dtype, Stream stream) {
-  const auto enqueue = [&](auto* kernel) {
-    return launch(kernel, arguments, arguments.table.blocks(), kThreads, stream,
-                  "launch of multi_tensor_unscale_kernel");
-  };
-  switch (dtype) {
-    case DType::kFloat32:
-      return enqueue(multi_tensor_unscale_kernel<float>);
-    case DType::kFloat16:
-      return enqueue(multi_tensor_unscale_kernel<Half>);
-    case DType::kBFloat16:
-      return enqueue(multi_tensor_unscale_kernel<BFloat16>);
-    case DType::kFloat64:
-      return enqueue(multi_tensor_unscale_kernel<double>);
-  }
-  return Status{cudaErrorInvalidValue, "gradient dtype of multi_tensor_unscale"};
+  return dispatch_dtype(dtype, "gradient dtype of multi_tensor_unscale", [&]<class S>(S) {
+    return launch(multi_tensor_unscale_kernel<S>, arguments, arguments.table.blocks(), kThreads,
+                  stream, "launch of multi_tensor_unscale_kernel");
+  });
 }
 
 }  // namespace

@@ -280,4 +280,18 @@ inline std::uint32_t row_blocks(std::int64_t rows, std::uint32_t teams, int mult
   return static_cast<std::uint32_t>(wanted < most ? wanted : most);
 }
 
+/// Launches the kernel for a warp per row if a row has at most `kKept` vectors per thread,
+/// otherwise the kernel for a block per row. `kResident`: blocks per multiprocessor.
+template <class S, int kKept, int kResident, class Args, class Parameter>
+Status launch_rows(void (*of_warp)(Parameter), void (*of_block)(Parameter), const Args& args,
+                   std::int64_t columns, int multiprocessors, Stream stream, const char* what) {
+  constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * kKept;
+  const bool warp = columns <= kWarpColumns;
+  const std::uint32_t teams =
+      warp ? RowTeam<kRowWarpThreads>::kTeams : RowTeam<kRowThreads>::kTeams;
+  return launch(warp ? of_warp : of_block, args,
+                row_blocks(args.shape.rows, teams, multiprocessors, kResident), kRowThreads, stream,
+                what);
+}
+
 }  // namespace torchfuse::kernels::cuda

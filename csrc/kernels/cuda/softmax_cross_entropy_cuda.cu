@@ -12,6 +12,7 @@ namespace torchfuse::kernels {
 namespace cuda {
 
 constexpr int kEntropyBlocks = 4;  ///< resident on a multiprocessor
+constexpr int kWarpVectors = 4;    ///< a warp handles rows of up to so many vectors per thread
 // Vectors that a thread loads before the first use, as many as 64 registers allow. The forward pass
 // compares all of them with the largest logit at once.
 template <class S>
@@ -237,45 +238,17 @@ __global__ void __launch_bounds__(kRowThreads, kEntropyBlocks)
   }
 }
 
-/// Calls run(S{}) for the storage type of the logits.
-template <class Run>
-Status dispatch_logits(DType dtype, const char* what, const Run& run) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return run(float{});
-    case DType::kFloat64:
-      return run(double{});
-    case DType::kFloat16:
-      return run(Half{});
-    case DType::kBFloat16:
-      return run(BFloat16{});
-  }
-  return Status{cudaErrorInvalidValue, what};
-}
-
-/// Launches the kernel for a warp per row, or for a block per row.
-template <class S, class Args, class Parameter>
-Status launch_rows(void (*of_warp)(Parameter), void (*of_block)(Parameter), const Args& args,
-                   int multiprocessors, Stream stream, const char* what) {
-  constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * 4;
-  const bool warp = args.shape.classes <= kWarpColumns;
-  const std::uint32_t teams =
-      warp ? RowTeam<kRowWarpThreads>::kTeams : RowTeam<kRowThreads>::kTeams;
-  return launch(warp ? of_warp : of_block, args,
-                row_blocks(args.shape.rows, teams, multiprocessors, kEntropyBlocks), kRowThreads,
-                stream, what);
-}
-
 }  // namespace cuda
 
 Status softmax_cross_entropy_cuda(const CrossEntropyArgs& args, int multiprocessors,
                                   Stream stream) {
   using namespace cuda;
   constexpr const char* kWhat = "launch of softmax_cross_entropy_kernel";
-  return dispatch_logits(args.shape.logits, kWhat, [&]<class S>(S) {
-    return launch_rows<S>(softmax_cross_entropy_kernel<S, kRowWarpThreads>,
-                          softmax_cross_entropy_kernel<S, kRowThreads>, args, multiprocessors,
-                          stream, kWhat);
+  return dispatch_dtype(args.shape.logits, kWhat, [&]<class S>(S) {
+    return launch_rows<S, kWarpVectors, kEntropyBlocks>(
+        softmax_cross_entropy_kernel<S, kRowWarpThreads>,
+        softmax_cross_entropy_kernel<S, kRowThreads>, args, args.shape.classes, multiprocessors,
+        stream, kWhat);
   });
 }
 
@@ -283,10 +256,11 @@ Status softmax_cross_entropy_backward_cuda(const CrossEntropyBackwardArgs& args,
                                            int multiprocessors, Stream stream) {
   using namespace cuda;
   constexpr const char* kWhat = "launch of softmax_cross_entropy_backward_kernel";
-  return dispatch_logits(args.shape.logits, kWhat, [&]<class S>(S) {
-    return launch_rows<S>(softmax_cross_entropy_backward_kernel<S, kRowWarpThreads>,
-                          softmax_cross_entropy_backward_kernel<S, kRowThreads>, args,
-                          multiprocessors, stream, kWhat);
+  return dispatch_dtype(args.shape.logits, kWhat, [&]<class S>(S) {
+    return launch_rows<S, kWarpVectors, kEntropyBlocks>(
+        softmax_cross_entropy_backward_kernel<S, kRowWarpThreads>,
+        softmax_cross_entropy_backward_kernel<S, kRowThreads>, args, args.shape.classes,
+        multiprocessors, stream, kWhat);
   });
 }
 
