@@ -9,8 +9,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
-#include <string>
-#include <vector>
 
 #include <torchfuse/clip_grad.h>
 

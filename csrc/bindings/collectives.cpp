@@ -6,8 +6,6 @@
 #include <torchfuse/collectives.h>
 #include <torchfuse/missing_ranks.h>
 
-#include <string>
-
 #include "bindings/bindings.h"
 
 namespace torchfuse::bindings {

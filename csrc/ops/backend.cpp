@@ -63,6 +63,10 @@ std::optional<std::uint64_t> current_capture([[maybe_unused]] const c10::Device&
 
 namespace torchfuse {
 
+at::Tensor to_device(const at::Tensor& tensor, const at::Device& device) {
+  return tensor.to(device, /*non_blocking=*/device.is_cuda());
+}
+
 bool is_capturing(const at::Device& device) { return ops::current_capture(device).has_value(); }
 
 std::string cpu_isa() { return kernels::name_of(ops::current_cpu_isa()); }

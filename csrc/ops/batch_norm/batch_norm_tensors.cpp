@@ -4,8 +4,6 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include <cstdint>
-
 #include "ops/launch/huge_pages.h"
 
 namespace torchfuse::ops {

@@ -7,7 +7,6 @@
 #include <torchfuse/collectives.h>
 
 #include <array>
-#include <string>
 
 #include "ops/autograd.h"
 #include "ops/batch_norm/sync_batch_norm.h"

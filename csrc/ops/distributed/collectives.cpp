@@ -11,7 +11,6 @@
 #include <exception>
 #include <sstream>
 #include <utility>
-#include <vector>
 
 #include "ops/check.h"
 #include "ops/distributed/process_groups.h"

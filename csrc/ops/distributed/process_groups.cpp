@@ -6,15 +6,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <string>
-
 namespace torchfuse::ops {
-
-namespace {
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-}  // namespace
 
 c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
                                                   const std::string& caller) {
@@ -35,7 +27,7 @@ void fail_collective(c10d::ProcessGroup& group, const std::string& caller,
   TORCH_CHECK(false, caller, ": the exchange between the ", group.getSize(),
               " ranks of the process group '", group.getGroupName(), "' failed in rank ",
               group.getRank(), ". ", describe_missing_ranks(group),
-              " The backend says: ", first_line(failure));
+              " The backend says: ", failure.substr(0, failure.find('\n')));
 }
 
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,

@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>

@@ -10,15 +10,10 @@
 
 namespace torchfuse::ops {
 
-namespace {
-
-constexpr std::size_t kWorthHugePages = std::size_t{4} << 20;
-
-}  // namespace
-
 void request_huge_pages(const at::Tensor& tensor) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kPage = 4096;
+  constexpr std::size_t kWorthHugePages = std::size_t{4} << 20;
   if (!tensor.is_cpu() || tensor.nbytes() < kWorthHugePages) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
   const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;

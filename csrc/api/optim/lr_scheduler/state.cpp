@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <utility>
 
 #include "api/optim/lr_scheduler/state_values.h"
 
