@@ -9,14 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchfuse.apex.native._lists import (
+from torchfuse.apex.native._arguments import (
+    Scalar,
     TensorLists,
     check_vector,
     check_wide_states,
     checked_lists,
-)
-from torchfuse.apex.native._scalars import (
-    Scalar,
     clip_divisor,
     counts_before,
     learning_rate,
