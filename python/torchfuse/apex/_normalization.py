@@ -35,8 +35,8 @@ class _Function:
         return cls.forward(None, *args, **kwargs)
 
 
-def _with_context(function: Callable[..., Tensor]) -> Any:
-    """Returns a static `forward(ctx, ...)` that calls the function with the other arguments."""
+def _calling(name: str, function: Callable[..., Tensor]) -> type[_Function]:
+    """Returns a class whose `forward(ctx, ...)` calls `function` with the other arguments."""
 
     @functools.wraps(function)
     def forward(ctx: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -46,43 +46,24 @@ def _with_context(function: Callable[..., Tensor]) -> Any:
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     signature = own.replace(parameters=[context, *own.parameters.values()])
     forward.__signature__ = signature  # type: ignore[attr-defined]
-    return staticmethod(forward)
+    body = {"__doc__": function.__doc__, "__module__": __name__, "forward": staticmethod(forward)}
+    return type(name, (_Function,), body)
 
 
-class FusedLayerNormAffineFunction(_Function):
-    """Layer normalization with weight and bias."""
-
-    forward = _with_context(normalization.fused_layer_norm_affine)
-
-
-class FusedLayerNormAffineMixedDtypesFunction(_Function):
-    """Layer normalization with an output in the weight's dtype."""
-
-    forward = _with_context(normalization.mixed_dtype_fused_layer_norm_affine)
-
-
-class FusedLayerNormFunction(_Function):
-    """Layer normalization without weight and bias."""
-
-    forward = _with_context(normalization.fused_layer_norm)
-
-
-class FusedRMSNormAffineFunction(_Function):
-    """RMS normalization with a weight."""
-
-    forward = _with_context(normalization.fused_rms_norm_affine)
-
-
-class FusedRMSNormAffineMixedDtypesFunction(_Function):
-    """RMS normalization with an output in the weight's dtype."""
-
-    forward = _with_context(normalization.mixed_dtype_fused_rms_norm_affine)
-
-
-class FusedRMSNormFunction(_Function):
-    """RMS normalization without a weight."""
-
-    forward = _with_context(normalization.fused_rms_norm)
+FusedLayerNormAffineFunction = _calling(
+    "FusedLayerNormAffineFunction", normalization.fused_layer_norm_affine
+)
+FusedLayerNormAffineMixedDtypesFunction = _calling(
+    "FusedLayerNormAffineMixedDtypesFunction", normalization.mixed_dtype_fused_layer_norm_affine
+)
+FusedLayerNormFunction = _calling("FusedLayerNormFunction", normalization.fused_layer_norm)
+FusedRMSNormAffineFunction = _calling(
+    "FusedRMSNormAffineFunction", normalization.fused_rms_norm_affine
+)
+FusedRMSNormAffineMixedDtypesFunction = _calling(
+    "FusedRMSNormAffineMixedDtypesFunction", normalization.mixed_dtype_fused_rms_norm_affine
+)
+FusedRMSNormFunction = _calling("FusedRMSNormFunction", normalization.fused_rms_norm)
 
 
 def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -128,7 +109,7 @@ def manual_rms_norm(
     elif weight is not None:
         dtype = torch.promote_types(dtype, weight.dtype)
     return normalize(
-        "manual_rms_norm", input, normalized_shape, weight, eps=eps, rms=True, dtype=dtype
+        "manual_rms_norm", input, normalized_shape, eps, False, weight, rms=True, dtype=dtype
     )
 
 
@@ -195,13 +176,6 @@ class SoftmaxCrossEntropyLoss(_Function):
             logits, labels, smoothing=smoothing, ignore_index=padding_idx, dtype=dtype
         )
 
-    def __call__(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        smoothing: float = 0.0,
-        padding_idx: int = 0,
-        half_to_float: bool = False,
-    ) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calls `apply`, for programs that create an instance of the class."""
-        return self.apply(logits, labels, smoothing, padding_idx, half_to_float)
+        return self.apply(*args, **kwargs)

@@ -24,12 +24,12 @@ def normalize(
     caller: str,
     input: Tensor,
     normalized_shape: int | Sequence[int],
+    eps: float,
+    memory_efficient: bool,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    eps: float,
     rms: bool = False,
-    memory_efficient: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Normalizes the last dimensions of `input` in one op, as `fused_layer_norm_affine`.
@@ -44,12 +44,12 @@ def normalize(
             f"got an input of shape {list(input.shape)}."
         )
     wanted = input.dtype if dtype is None else dtype
+    # Not promote_types(), which would become an operation of an exported program.
+    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     if needs_torch(input, weight, bias):
-        return _normalize_in_torch(input, shape, weight, bias, eps, rms).to(wanted)
+        return _normalize_in_torch(input.to(wide), shape, weight, bias, eps, rms).to(wanted)
     # The op supports outputs in the input's dtype and in fp32 only.
-    written = wanted if wanted == input.dtype else torch.float32
-    if input.dtype == torch.float64:
-        written = torch.float64
+    written = wanted if wanted == input.dtype else wide
     output: Tensor = torch.ops.torchfuse.layer_norm(
         input,
         len(shape),
@@ -65,7 +65,7 @@ def normalize(
 
 
 def _normalize_in_torch(
-    input: Tensor,
+    wide: Tensor,
     shape: tuple[int, ...],
     weight: Tensor | None,
     bias: Tensor | None,
@@ -73,15 +73,12 @@ def _normalize_in_torch(
     rms: bool,
 ) -> Tensor:
     """Computes normalize() with torch's operators, for transforms and export."""
-    # promote_types() would become an operation of an exported program.
-    compute = torch.float64 if input.dtype == torch.float64 else torch.float32
-    wide = input.to(compute)
-    weight = None if weight is None else weight.to(compute)
+    weight = None if weight is None else weight.to(wide.dtype)
     if rms:  # not rms_norm(), which one exporter does not support
         dims = tuple(range(-len(shape), 0))
         output = wide * torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps)
         return output if weight is None else output * weight
-    bias = None if bias is None else bias.to(compute)
+    bias = None if bias is None else bias.to(wide.dtype)
     return functional.layer_norm(wide, shape, weight, bias, eps)
 
 
@@ -128,13 +125,7 @@ def fused_layer_norm_affine(
         tensor([[-1.0000,  1.0000]])
     """
     return normalize(
-        "fused_layer_norm_affine",
-        input,
-        normalized_shape,
-        weight,
-        bias,
-        eps=eps,
-        memory_efficient=memory_efficient,
+        "fused_layer_norm_affine", input, normalized_shape, eps, memory_efficient, weight, bias
     )
 
 
@@ -145,9 +136,7 @@ def fused_layer_norm(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Normalizes like `fused_layer_norm_affine`, without weight and bias."""
-    return normalize(
-        "fused_layer_norm", input, normalized_shape, eps=eps, memory_efficient=memory_efficient
-    )
+    return normalize("fused_layer_norm", input, normalized_shape, eps, memory_efficient)
 
 
 def mixed_dtype_fused_layer_norm_affine(
@@ -159,15 +148,9 @@ def mixed_dtype_fused_layer_norm_affine(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Normalizes like `fused_layer_norm_affine`, with an output in the weight's dtype."""
+    caller = "mixed_dtype_fused_layer_norm_affine"
     return normalize(
-        "mixed_dtype_fused_layer_norm_affine",
-        input,
-        normalized_shape,
-        weight,
-        bias,
-        eps=eps,
-        memory_efficient=memory_efficient,
-        dtype=weight.dtype,
+        caller, input, normalized_shape, eps, memory_efficient, weight, bias, dtype=weight.dtype
     )
 
 
@@ -191,13 +174,7 @@ def fused_rms_norm_affine(
         tensor([[0.8485, 1.1314]])
     """
     return normalize(
-        "fused_rms_norm_affine",
-        input,
-        normalized_shape,
-        weight,
-        eps=eps,
-        rms=True,
-        memory_efficient=memory_efficient,
+        "fused_rms_norm_affine", input, normalized_shape, eps, memory_efficient, weight, rms=True
     )
 
 
@@ -208,14 +185,7 @@ def fused_rms_norm(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Normalizes like `fused_rms_norm_affine`, without a weight."""
-    return normalize(
-        "fused_rms_norm",
-        input,
-        normalized_shape,
-        eps=eps,
-        rms=True,
-        memory_efficient=memory_efficient,
-    )
+    return normalize("fused_rms_norm", input, normalized_shape, eps, memory_efficient, rms=True)
 
 
 def mixed_dtype_fused_rms_norm_affine(
@@ -226,13 +196,7 @@ def mixed_dtype_fused_rms_norm_affine(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Normalizes like `fused_rms_norm_affine`, with an output in the weight's dtype."""
+    caller = "mixed_dtype_fused_rms_norm_affine"
     return normalize(
-        "mixed_dtype_fused_rms_norm_affine",
-        input,
-        normalized_shape,
-        weight,
-        eps=eps,
-        rms=True,
-        memory_efficient=memory_efficient,
-        dtype=weight.dtype,
+        caller, input, normalized_shape, eps, memory_efficient, weight, rms=True, dtype=weight.dtype
     )

@@ -28,12 +28,13 @@ class _Normalization(nn.Module):
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
-        eps: float,
-        elementwise_affine: bool,
-        memory_efficient: bool,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.normalized_shape = as_shape(normalized_shape)
@@ -93,11 +94,11 @@ class _Normalization(nn.Module):
             type(self).__name__,
             input,
             self.normalized_shape,
+            self.eps,
+            self.memory_efficient,
             weight,
             self.bias,
-            eps=self.eps,
             rms=self._rms,
-            memory_efficient=self.memory_efficient,
             dtype=weight_dtype,
         )
 
@@ -144,21 +145,6 @@ class FusedLayerNorm(_Normalization):
         tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
 
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        memory_efficient: bool = False,
-        *,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            normalized_shape, eps, elementwise_affine, memory_efficient, bias, device, dtype
-        )
-
 
 class FusedRMSNorm(_Normalization):
     r"""RMS normalization (Zhang and Sennrich 2019), one kernel per pass, on the CPU and on CUDA.
@@ -193,7 +179,7 @@ class FusedRMSNorm(_Normalization):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            normalized_shape, eps, elementwise_affine, memory_efficient, False, device, dtype
+            normalized_shape, eps, elementwise_affine, memory_efficient, device=device, dtype=dtype
         )
 
 
