@@ -1,11 +1,54 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lists all modules of the alias."""
+"""Lists all modules of the alias: their names, and where the contents are defined."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 from torchfuse.apex import _optimizers
-from torchfuse.apex._amp_contents import AMP_MODULES, FP16_OPTIMIZER
-from torchfuse.apex._entry import AliasModule, names_of
+
+#: Maps each name in an alias module to the dotted name of the torchfuse module that defines it.
+Names = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class AliasModule:
+    """An alias module.
+
+    Attributes:
+        name: Full name, as programs import the module.
+        contents: A torchfuse module's dotted name, for all names in the module's `__all__`, or a
+            mapping from names to defining modules. Importing the alias module imports these
+            modules, not before.
+        call: Name of the callable to invoke when a program calls the module itself. None: the
+            module is not callable (default).
+    """
+
+    name: str
+    contents: str | Names = field(default_factory=dict)
+    call: str | None = None
+
+    def names(self) -> Names:
+        """Returns the module's names with the defining modules, without submodules."""
+        if isinstance(self.contents, str):
+            return names_of(self.contents, *importlib.import_module(self.contents).__all__)
+        return self.contents
+
+    def objects(self) -> dict[str, Any]:
+        """Imports the module's objects and returns them by name."""
+        return {
+            name: getattr(importlib.import_module(home), name)
+            for name, home in self.names().items()
+        }
+
+
+def names_of(home: str, *names: str) -> Names:
+    """Returns a mapping from each of `names` to the module `home`."""
+    return dict.fromkeys(names, home)
+
 
 _CLIPPING = names_of("torchfuse.clip_grad", "clip_grad_norm_")
 _BATCH_NORM = names_of("torchfuse.parallel", "SyncBatchNorm")
@@ -13,8 +56,6 @@ _FLAT = names_of(
     "torchfuse.parallel.flat",
     *("apply_flat_dist_call", "flat_dist_call", "flatten", "split_by_type", "unflatten"),
 )
-
-
 _OPTIMIZERS = names_of(_optimizers.__name__, *_optimizers.names())
 #: Names in both apex.parallel and apex.parallel.distributed.
 _DATA_PARALLEL = {
@@ -22,6 +63,13 @@ _DATA_PARALLEL = {
     "ReduceOp": "torch.distributed",
 }
 _CONVERSION = names_of("torchfuse.parallel", "convert_syncbn_model", "create_syncbn_process_group")
+
+_AMP = "torchfuse.apex.amp"
+_FUNCTIONS = (
+    *("float_function", "half_function", "promote_function"),
+    *("register_float_function", "register_half_function", "register_promote_function"),
+)
+_FP16_OPTIMIZER = names_of("torchfuse.apex.fp16_utils", "FP16_Optimizer")
 
 _NORMS = "torchfuse.apex._normalization"
 _NORM_CLASSES = names_of(
@@ -53,7 +101,7 @@ MODULES = (
         "apex.multi_tensor_apply.multi_tensor_apply",
         names_of("torchfuse.multi_tensor_apply", "MultiTensorApply"),
     ),
-    AliasModule("apex.optimizers", {**_OPTIMIZERS, **FP16_OPTIMIZER}),
+    AliasModule("apex.optimizers", {**_OPTIMIZERS, **_FP16_OPTIMIZER}),
     _one_optimizer("fused_adagrad", "FusedAdagrad"),
     _one_optimizer("fused_adam", "FusedAdam"),
     _one_optimizer("fused_lamb", "FusedLAMB"),
@@ -66,7 +114,41 @@ MODULES = (
     # apex has a native class and a fallback in Python; torchfuse has one class.
     AliasModule("apex.parallel.optimized_sync_batchnorm", _BATCH_NORM),
     AliasModule("apex.parallel.sync_batchnorm", _BATCH_NORM),
-    *AMP_MODULES,
+    # Mixed precision.
+    AliasModule("apex.amp", _AMP),
+    AliasModule(
+        "apex.amp._amp_state",
+        names_of(
+            "torchfuse.apex.amp.state",
+            *("AmpState", "_amp_state", "master_params", "maybe_print", "warn_or_err"),
+        ),
+    ),
+    AliasModule("apex.amp.amp", names_of(_AMP, "init", *_FUNCTIONS)),
+    AliasModule("apex.amp.frontend", names_of(_AMP, "initialize", "load_state_dict", "state_dict")),
+    AliasModule("apex.amp.handle", names_of(_AMP, "disable_casts", "scale_loss")),
+    AliasModule("apex.amp.scaler", names_of("torchfuse.apex.amp.loss_scaler", "LossScaler")),
+    AliasModule("apex.contrib.optimizers", _FP16_OPTIMIZER),
+    AliasModule("apex.contrib.optimizers.fp16_optimizer", _FP16_OPTIMIZER),
+    AliasModule("apex.fp16_utils", "torchfuse.apex.fp16_utils"),
+    AliasModule("apex.fp16_utils.fp16_optimizer", _FP16_OPTIMIZER),
+    AliasModule(
+        "apex.fp16_utils.fp16util",
+        names_of(
+            "torchfuse.apex.fp16_utils",
+            *("BN_convert_float", "FP16Model", "clip_grad_norm", "convert_module"),
+            *("convert_network", "master_params_to_model_params", "model_grads_to_master_grads"),
+            *("network_to_half", "prep_param_lists", "tofp16"),
+        ),
+    ),
+    AliasModule(
+        "apex.fp16_utils.loss_scaler",
+        names_of(
+            "torchfuse.apex.fp16_utils.loss_scaler",
+            *("DynamicLossScaler", "LossScaler", "to_python_float"),
+        ),
+    ),
+    AliasModule("apex.optimizers.fp16_optimizer", _FP16_OPTIMIZER),
+    # Normalization and losses.
     AliasModule("apex.normalization", _NORM_CLASSES),
     AliasModule("apex.normalization.fused_layer_norm", {**_NORM_CLASSES, **_NORM_FUNCTIONS}),
     AliasModule("apex.contrib.layer_norm", names_of(_NORMS, "FastLayerNorm")),

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchfuse.apex._absent import INSTEAD
-from torchfuse.apex._contents import MODULES
-from torchfuse.apex._entry import AliasModule
+from torchfuse.apex._contents import MODULES, AliasModule
 
 #: Modules of the alias by name.
 modules: Mapping[str, AliasModule] = {module.name: module for module in MODULES}

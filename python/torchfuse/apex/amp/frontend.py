@@ -104,7 +104,9 @@ def initialize(
     """
     _check_enabled(enabled)
     if not enabled:
-        _disable()
+        _amp_state.opt_properties = Properties()
+        _amp_state.loss_scalers = []
+        _amp_state.handle = Handle()
         return models if optimizers is None else (models, optimizers)
     overrides = {
         "cast_model_type": cast_model_type,
@@ -119,14 +121,9 @@ def initialize(
     optimizer_list = _as_list("optimizers", optimizers, torch.optim.Optimizer)
     check_models(model_list)
     check_optimizers(optimizer_list)
-    _check_outputs(cast_model_outputs)
-    _check_count(num_losses)
-    scalers = [
-        LossScaler(
-            properties.loss_scale, min_loss_scale=min_loss_scale, max_loss_scale=max_loss_scale
-        )
-        for _ in range(num_losses)
-    ]
+    _check_outputs_and_count(cast_model_outputs, num_losses)
+    bounds: dict[str, Any] = {"min_loss_scale": min_loss_scale, "max_loss_scale": max_loss_scale}
+    scalers = [LossScaler(properties.loss_scale, **bounds) for _ in range(num_losses)]
     # All checks are above this line, so that nothing has changed after an error.
     _amp_state.verbosity = verbosity
     _amp_state.min_loss_scale = min_loss_scale
@@ -154,12 +151,6 @@ def _check_enabled(enabled: Any) -> None:
         )
 
 
-def _disable() -> None:
-    _amp_state.opt_properties = Properties()
-    _amp_state.loss_scalers = []
-    _amp_state.handle = Handle()
-
-
 def _as_list(name: str, value: Any, kind: type) -> list[Any]:
     if isinstance(value, list):
         return value
@@ -173,15 +164,12 @@ def _as_list(name: str, value: Any, kind: type) -> list[Any]:
     return [value]
 
 
-def _check_outputs(dtype: Any) -> None:
+def _check_outputs_and_count(dtype: Any, num_losses: Any) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(
             f"amp.initialize: expected cast_model_outputs to be a floating-point dtype, got "
             f"{dtype!r}."
         )
-
-
-def _check_count(num_losses: Any) -> None:
     if not isinstance(num_losses, int) or num_losses < 1:
         raise ValueError(
             f"amp.initialize: expected num_losses to be an int of at least 1, got {num_losses!r}."

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from torchfuse.apex.amp.containers import Convert, converted, shortened, tensors_in, widened
+from torchfuse.apex.amp.containers import converted, shortened, tensors_in, to_dtype, widened
 from torchfuse.apex.amp.state import _amp_state
 
 Function = Callable[..., Any]
@@ -136,8 +135,11 @@ def _casting(fn: Function, kind: str) -> Function:
         tensors = tensors_in((args, kwargs))
         if kind == "half":
             convert = shortened(dtype)
+        elif kind == "float":
+            convert = widened
         else:
-            convert = widened if kind == "float" else _widest(tensors)
+            dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+            convert = to_dtype(functools.reduce(torch.promote_types, dtypes or [torch.float32]))
         args, kwargs = converted(args, convert), converted(kwargs, convert)
         # Autocast could cast the arguments of a torch function again.
         enabled = not is_torchs and kind != "float"
@@ -148,12 +150,6 @@ def _casting(fn: Function, kind: str) -> Function:
 
     setattr(cast, _MARK, kind)
     return cast
-
-
-def _widest(tensors: list[Tensor]) -> Convert:
-    dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-    widest = functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
-    return lambda tensor: tensor.to(widest) if tensor.is_floating_point() else tensor
 
 
 def _register(

@@ -9,46 +9,23 @@ from typing import Any
 
 import torch
 
+from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.state import warn_or_err
 
+# Values at the levels O0, O1, O2 and O3.
+_OPTIONS: Mapping[str, tuple[Any, Any, Any, Any]] = {
+    "cast_model_type": (torch.float32, None, torch.float16, torch.float16),
+    "patch_torch_functions": (False, True, False, False),
+    "patch_torch_functions_type": (None, torch.float16, None, None),
+    "keep_batchnorm_fp32": (None, None, True, False),
+    "master_weights": (False, None, True, False),
+    "loss_scale": (1.0, "dynamic", "dynamic", 1.0),
+}
 #: Option values by level. Arguments of `initialize` that are not None override these values.
 LEVELS: Mapping[str, Mapping[str, Any]] = {
-    "O0": {
-        "cast_model_type": torch.float32,
-        "patch_torch_functions": False,
-        "patch_torch_functions_type": None,
-        "keep_batchnorm_fp32": None,
-        "master_weights": False,
-        "loss_scale": 1.0,
-    },
-    "O1": {
-        "cast_model_type": None,
-        "patch_torch_functions": True,
-        "patch_torch_functions_type": torch.float16,
-        "keep_batchnorm_fp32": None,
-        "master_weights": None,
-        "loss_scale": "dynamic",
-    },
-    "O2": {
-        "cast_model_type": torch.float16,
-        "patch_torch_functions": False,
-        "patch_torch_functions_type": None,
-        "keep_batchnorm_fp32": True,
-        "master_weights": True,
-        "loss_scale": "dynamic",
-    },
-    "O3": {
-        "cast_model_type": torch.float16,
-        "patch_torch_functions": False,
-        "patch_torch_functions_type": None,
-        "keep_batchnorm_fp32": False,
-        "master_weights": False,
-        "loss_scale": 1.0,
-    },
+    f"O{level}": {name: values[level] for name, values in _OPTIONS.items()} for level in range(4)
 }
-_NAMES = ("enabled", "opt_level", *LEVELS["O0"])
-_MODEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-_SHORT_TYPES = (torch.float16, torch.bfloat16)
+_NAMES = ("enabled", "opt_level", *_OPTIONS)
 
 
 class Properties:
@@ -106,7 +83,7 @@ def _expected(name: str, what: str, value: Any) -> ValueError:
 def _model_type(level: str, value: Any) -> Any:
     if value is False:
         value = None
-    if value is not None and value not in _MODEL_TYPES:
+    if value not in (None, torch.float32, *SHORT_DTYPES):
         what = "torch.float32, torch.float16 or torch.bfloat16"
         raise _expected("cast_model_type", what, value)
     if level == "O1" and value not in (None, torch.float32):
@@ -138,7 +115,7 @@ def _patches(level: str, value: Any) -> bool:
 
 
 def _patches_type(level: str, value: Any) -> Any:
-    if value not in _SHORT_TYPES:
+    if value not in SHORT_DTYPES:
         what = "torch.float16 or torch.bfloat16"
         raise _expected("patch_torch_functions_type", what, value)
     if level != "O1":

@@ -88,7 +88,9 @@ def scale_loss(
         stash: stash.noted() for stash in AmpStash._all if scale != 1.0 and stash not in stashes
     }
     scaled_loss = loss.float() * scale
-    passes = _backward_passes(scaled_loss)
+    passes: list[bool] = []  # an entry for each backward pass of the loss
+    if scaled_loss.requires_grad:
+        scaled_loss.register_hook(lambda grad: passes.append(True))
     seen: set[int] = set()
     fresh: list[AmpStash] = []
     try:
@@ -117,14 +119,6 @@ def scale_loss(
             "scaled_loss.backward()'.",
             stacklevel=3,
         )
-
-
-def _backward_passes(scaled_loss: Tensor) -> list[bool]:
-    """Returns a list to which each backward pass of the loss appends."""
-    passes: list[bool] = []
-    if scaled_loss.requires_grad:
-        scaled_loss.register_hook(lambda grad: passes.append(True))
-    return passes
 
 
 def _check_closed(stash: AmpStash) -> None:

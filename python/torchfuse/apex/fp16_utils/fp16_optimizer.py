@@ -139,9 +139,6 @@ class FP16_Optimizer:
         self.fp32_from_fp16_groups.append(masters)
         self.fp32_from_fp32_groups.append(others)
 
-    def _params(self) -> list[Tensor]:
-        return [param for group in self.optimizer.param_groups for param in group["params"]]
-
     @property
     def loss_scale(self) -> float:
         """The current loss scale. Assigning a value sets the scale."""
@@ -195,7 +192,8 @@ class FP16_Optimizer:
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Tensor | float:
         """Clips the unscaled gradients and returns the initial norm; -1 after an overflow."""
-        return -1 if self.overflow else clip_grad_norm_(self._params(), max_norm, norm_type)
+        params = [param for group in self.param_groups for param in group["params"]]
+        return -1 if self.overflow else clip_grad_norm_(params, max_norm, norm_type)
 
     def inspect_master_grad_data(self) -> list[list[Tensor | None]] | None:
         """Returns gradients by group; after an overflow, prints a line and returns None."""
