@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
@@ -99,7 +99,8 @@ def check_same(expected: str, descriptions: Sequence[str], remedy: str) -> None:
         everywhere: list[Sequence[str]] = [[] for _ in range(size)]
         dist.all_gather_object(everywhere, list(descriptions))
     rank = next(rank for rank, other in enumerate(everywhere) if other != everywhere[0])
-    first, other = _first_difference(everywhere[0], everywhere[rank])
+    pairs = zip_longest(everywhere[0], everywhere[rank], fillvalue="none")
+    first, other = next(pair for pair in pairs if pair[0] != pair[1])
     raise RuntimeError(
         f"{expected} to be the same on all ranks, got {first} on rank 0 and {other} "
         f"on rank {rank}. {remedy}"
@@ -131,7 +132,3 @@ def _device_of_group() -> torch.device:
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
-
-
-def _first_difference(left: Iterable[str], right: Iterable[str]) -> tuple[str, str]:
-    return next(pair for pair in zip_longest(left, right, fillvalue="none") if len({*pair}) == 2)

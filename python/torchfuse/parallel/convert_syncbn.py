@@ -78,8 +78,18 @@ def convert_syncbn_model(
         if isinstance(layer, SyncBatchNorm) and process_group is not None:
             layer.process_group = process_group
         if _is_to_convert(layer, name):
-            group = process_group or getattr(layer, "process_group", None)
-            return _synchronized(layer, name, group, channel_last, deterministic)
+            new = SyncBatchNorm(
+                int(layer.num_features),  # type: ignore[arg-type]
+                process_group=process_group or getattr(layer, "process_group", None),
+                channel_last=channel_last,
+                deterministic=deterministic,
+                device="meta",
+            )
+            _take_over(new, layer)
+            new.layer_name = name
+            if not isinstance(layer, nn.SyncBatchNorm):
+                setattr(new, _ORIGIN, type(layer))
+            return new
         for child_name, child in layer.named_children():
             if child not in done:
                 done[child] = convert(child, f"{name}.{child_name}" if name else child_name)
@@ -184,27 +194,6 @@ def _is_to_convert(layer: nn.Module, name: str) -> bool:
         stacklevel=4,
     )
     return False
-
-
-def _synchronized(
-    layer: nn.Module,
-    name: str,
-    process_group: dist.ProcessGroup | None,
-    channel_last: bool,
-    deterministic: bool,
-) -> SyncBatchNorm:
-    new = SyncBatchNorm(
-        int(layer.num_features),  # type: ignore[arg-type]
-        process_group=process_group,
-        channel_last=channel_last,
-        deterministic=deterministic,
-        device="meta",
-    )
-    _take_over(new, layer)
-    new.layer_name = name
-    if not isinstance(layer, nn.SyncBatchNorm):
-        setattr(new, _ORIGIN, type(layer))
-    return new
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse import _C
@@ -129,10 +128,8 @@ class SyncBatchNorm(_BatchNorm):
         if self.channel_last:
             input = input.movedim(-1, 1)
             z = None if z is None else z.movedim(-1, 1)
-        symbolic = is_symbolic(input)
-        if not symbolic:
-            self._check_input_dim(input)
-        if symbolic or is_transformed(input, z, self.weight, self.bias):
+        self._check_input_dim(input)
+        if is_symbolic(input) or is_transformed(input, z, self.weight, self.bias):
             self._raise_for_training()
             return self._in_torch(input, z)
         batch_statistics = self.training or self.running_mean is None
@@ -146,20 +143,6 @@ class SyncBatchNorm(_BatchNorm):
                 f"{self._caller()}: expected more than 1 value per channel when training, "
                 f"got input size {input.size()}"
             )
-        first = None if group is None else _repeated_forward.moments_of_first(self)
-        output, packed = self._call(input, z, first, batch_statistics, group)
-        if group is not None:
-            _repeated_forward.keep(self, packed)
-        return output.movedim(1, -1) if self.channel_last else output
-
-    def _call(
-        self,
-        input: Tensor,
-        z: Tensor | None,
-        packed: Tensor | None,
-        batch_statistics: bool,
-        group: str | None,
-    ) -> tuple[Tensor, Tensor]:
         observing = (
             self.training and self.track_running_stats and not _repeated_forward.is_repeated()
         )
@@ -172,7 +155,7 @@ class SyncBatchNorm(_BatchNorm):
             self.running_var if uses_running else None,
             self.num_batches_tracked if observing else None,
             z,
-            packed,
+            None if group is None else _repeated_forward.moments_of_first(self),
             training=batch_statistics,
             momentum=self.momentum,
             eps=self.eps,
@@ -181,7 +164,10 @@ class SyncBatchNorm(_BatchNorm):
             caller=self._caller(),
             deterministic=self.deterministic,
         )
-        return output, packed
+        if group is not None:
+            _repeated_forward.keep(self, packed)
+        moved: Tensor = output.movedim(1, -1) if self.channel_last else output
+        return moved
 
     def _raise_for_training(self) -> None:
         if self.training:
@@ -193,23 +179,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
         """Runs the layer with torch's operators, which cannot communicate."""
-        observing = self.training and self.track_running_stats
-        factor = 0.0 if self.momentum is None else self.momentum
-        if observing and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                factor = 1.0 / float(self.num_batches_tracked)
-        uses_running = observing or not self.training
-        output = functional.batch_norm(
-            input,
-            self.running_mean if uses_running else None,
-            self.running_var if uses_running else None,
-            self.weight,
-            self.bias,
-            training=self.training or self.running_mean is None,
-            momentum=factor,
-            eps=self.eps,
-        )
+        output = super().forward(input)
         if z is not None:
             output = output + z
         if self.fuse_relu:
@@ -225,6 +195,8 @@ class SyncBatchNorm(_BatchNorm):
             nn.init.zeros_(self.bias)
 
     def _check_input_dim(self, input: Tensor) -> None:
+        if is_symbolic(input):
+            return
         if input.dim() < 2:
             raise ValueError(
                 f"{self._caller()}: expected at least 2D input (got {input.dim()}D input)"
