@@ -261,24 +261,16 @@ def _unreadable(path: StrPath, error: OSError) -> OSError:
     return OSError(error.errno, f"{where}: {error.strerror}")
 
 
-def _marked_as_folder(container: zipfile.ZipFile) -> str | None:
-    """Returns an entry that is marked as a folder, for which torch would return garbage values."""
-    marked = (
-        entry.filename
-        for entry in container.infolist()
-        if entry.external_attr & 0x10 or entry.is_dir()
-    )
-    return next(marked, None)
-
-
 def _read(file: BinaryIO, where: str) -> tuple[Any, str]:
     """Returns the unpickled contents, with tensors on the CPU, and a digest of the file."""
     with _reading(file, where), zipfile.ZipFile(file) as container:
         entries = container.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed, which torch.save does not do")
+        # torch would return garbage values for an entry that is marked as a folder.
+        folders = (it.filename for it in entries if it.external_attr & 0x10 or it.is_dir())
         # torch's reader does not check CRC-32s, but testzip() does.
-        damaged = _marked_as_folder(container) or container.testzip()
+        damaged = next(folders, None) or container.testzip()
         # torch's reader ignores the case of "data.pkl", and names may occur twice.
         pickles = [entry for entry in entries if entry.filename.lower().endswith("data.pkl")]
         plain = [container.read(entry) for entry in pickles] if damaged is None else []

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed import ProcessGroup, get_process_group_ranks
+from torch.distributed import ProcessGroup, get_process_group_ranks, get_rank
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 
-from torchfuse._checkpoint_zero import check_group, gathered_state, is_zero, kept_zero, load_zero
 from torchfuse._shown import shown
 from torchfuse.optimizers import FusedOptimizer
+from torchfuse.optimizers.serialization import check_structure, saved_options
 from torchfuse.parallel import LARC, DistributedDataParallel
 from torchfuse.resumable_sampler import ResumableSampler
 
@@ -37,9 +37,15 @@ class Stateful(Protocol):
 # --- Classes --------------------------------------------------------------------------------------
 
 
+def _is_zero(part: Any) -> bool:
+    """Whether `part` is a ZeroRedundancyOptimizer; does not import torch.distributed.optim."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(part, module.ZeroRedundancyOptimizer)
+
+
 def class_name(part: Any) -> str | None:
     """Returns the name of the nearest torchfuse or torch class in the object's MRO, or None."""
-    if isinstance(part, LARC) or is_zero(part):
+    if isinstance(part, LARC) or _is_zero(part):
         return class_name(part.optim)
     if not isinstance(part, LRScheduler | Optimizer):
         return None
@@ -66,8 +72,8 @@ def check_schedulers(caller: str, parts: Mapping[str, Stateful]) -> None:
     part is of an unknown class, nothing is checked: it may be a wrapper that contains the
     scheduler's optimizer, such as FP16_Optimizer or an optimizer from accelerate.
     """
-    inner: list[Any] = [part.optim if isinstance(part, LARC) else part for part in parts.values()]
-    optimizers = [part.optim if is_zero(part) else part for part in inner]
+    inner = [_inner(part) for part in parts.values()]
+    optimizers = [part.optim if _is_zero(part) else part for part in inner]
     known = (LRScheduler, nn.Module, GradScaler, Sampler)
     if not all(_is_optimizer(part) or isinstance(part, known) for part in inner):
         return
@@ -87,7 +93,7 @@ def _is_known(kind: type) -> bool:
 
 def _is_optimizer(part: Any) -> bool:
     """Whether a part is an optimizer from torchfuse or torch.optim, and not a wrapper of one."""
-    inner = part.optim if is_zero(part) else part
+    inner = part.optim if _is_zero(part) else part
     return isinstance(inner, FusedOptimizer) or (
         isinstance(inner, Optimizer) and _is_known(type(inner))
     )
@@ -241,8 +247,45 @@ def _inner(part: Any) -> Any:
 def _zeros(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, Any]]:
     """Yields each ZeroRedundancyOptimizer among the parts, with or without LARC around it."""
     for name, part in parts.items():
-        if is_zero(inner := _inner(part)):
+        if _is_zero(inner := _inner(part)):
             yield name, inner
+
+
+def _check_group(zero: Any, name: str, group: ProcessGroup | None) -> None:
+    """Checks that `group` contains all ranks of a ZeroRedundancyOptimizer."""
+    ranks = set(get_process_group_ranks(zero.process_group))
+    if not ranks <= ({get_rank()} if group is None else set(get_process_group_ranks(group))):
+        raise ValueError(
+            f"save_checkpoint: expected group to contain the {len(ranks)} ranks that share the "
+            f"states of {name!r}, a ZeroRedundancyOptimizer, got "
+            f"{'None' if group is None else 'another group'}. Call save_checkpoint(..., group=...) "
+            "on all of these ranks."
+        )
+    # If state_dict() raises, all ranks must raise here. In the gather, an exception on one rank
+    # would leave the other ranks waiting.
+    zero.optim.state_dict()
+
+
+def _gathered_state(zero: Any, group: ProcessGroup | None) -> dict[str, Any] | None:
+    """Gathers the full state dict on the group's rank 0, on the CPU; returns None elsewhere.
+
+    A collective for all ranks of the optimizer, after _check_group().
+    """
+    ranks = get_process_group_ranks(zero.process_group)
+    saver = get_rank() if group is None else get_process_group_ranks(group)[0]
+    zero.consolidate_state_dict(to=ranks.index(saver) if saver in ranks else 0)
+    if get_rank() != saver:
+        return None
+    whole: dict[str, Any] = zero.state_dict()
+    options = _step_options(zero)
+    whole["param_groups"] = [{**group, **options} for group in whole["param_groups"]]
+    vars(zero)["_all_state_dicts"].clear()  # frees the gathered states of the other ranks
+    return whole
+
+
+def _step_options(zero: Any) -> dict[str, Any]:
+    """Returns the local optimizer's step options, which param_groups do not contain."""
+    return saved_options(zero.optim) if isinstance(zero.optim, FusedOptimizer) else {}
 
 
 def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> None:
@@ -251,7 +294,7 @@ def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> N
     Pipeline stages have different parameters in each process, but rank 0 only saves its own.
     """
     for name, zero in _zeros(parts):
-        check_group(zero, name, group)
+        _check_group(zero, name, group)
     ranks = set() if group is None else set(get_process_group_ranks(group))
     for name, part in parts.items():
         inner = _inner(part)
@@ -265,7 +308,7 @@ def check_shared(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> N
 
 def gathered_states(parts: Mapping[str, Stateful], group: ProcessGroup | None) -> dict[str, Any]:
     """Gathers the full states of sharded parts on rank 0; a collective."""
-    states = {name: gathered_state(zero, group) for name, zero in _zeros(parts)}
+    states = {name: _gathered_state(zero, group) for name, zero in _zeros(parts)}
     return {name: state for name, state in states.items() if state is not None}
 
 
@@ -294,12 +337,37 @@ def load_part(part: Stateful, saved: Any, refused: str) -> Callable[[], None]:
 
 
 def _load(part: Any, saved: Any) -> None:
-    if is_zero(inner := _inner(part)):
-        load_zero(inner, saved)
+    if _is_zero(inner := _inner(part)):
+        _load_zero(inner, saved)
     elif isinstance(part, LRScheduler):
         part.load_state_dict(_with_counters(part, saved))
     else:
         part.load_state_dict(saved)
+
+
+def _load_zero(zero: Any, saved: Any) -> None:
+    """Loads this rank's states and all options from a full state dict, or raises and loads none.
+
+    zero.load_state_dict() would store tensors without checks and keep a second copy of the states.
+    """
+    where = "ZeroRedundancyOptimizer.load_state_dict: expected"
+    check_structure(where, zero.param_groups, saved)
+    local: dict[str, Any] = {"state": {}, "param_groups": []}
+    for group, own, of_file in zip(
+        zero.param_groups, zero.optim.param_groups, saved["param_groups"], strict=True
+    ):
+        keys = dict(zip(group["params"], of_file["params"], strict=True))
+        own_keys = [keys[param] for param in own["params"]]
+        options = {key: value for key, value in of_file.items() if key != "param_names"}
+        local["param_groups"].append({**options, "params": own_keys})
+        local["state"] |= {key: saved["state"][key] for key in own_keys if key in saved["state"]}
+    zero.optim.load_state_dict(local)
+    options = _step_options(zero)
+    for group, own in zip(zero.param_groups, zero.optim.param_groups, strict=True):
+        group.update({key: value for key, value in own.items() if key != "params"})
+        # Step options that were passed to ZeroRedundancyOptimizer are in zero's groups too, and
+        # zero.step() copies the groups' values to the local optimizer.
+        group.update({key: value for key, value in options.items() if key in group})
 
 
 def _with_counters(scheduler: LRScheduler, saved: Any) -> Any:
@@ -327,8 +395,8 @@ def _kept(part: Any) -> Callable[[], None]:
         return _kept_model(part)
     if isinstance(part, LARC):
         return _kept(part.optim)
-    if is_zero(part):
-        return kept_zero(part, _kept)
+    if _is_zero(part):
+        return _kept_zero(part)
     if isinstance(part, ResumableSampler):
         return part.keep()
     load = getattr(part.load_state_dict, "__func__", None)
@@ -346,6 +414,20 @@ def _kept(part: Any) -> Callable[[], None]:
         for scheduler, names in known:
             for name in set(vars(scheduler)) - names:
                 delattr(scheduler, name)
+
+    return restore
+
+
+def _kept_zero(zero: Any) -> Callable[[], None]:
+    """Returns a function that restores a ZeroRedundancyOptimizer."""
+    restore_local = _kept(zero.optim)
+    options = [dict(group) for group in zero.param_groups]
+
+    def restore() -> None:
+        restore_local()
+        for group, before in zip(zero.param_groups, options, strict=True):
+            group.clear()
+            group.update(before)
 
     return restore
 

@@ -98,7 +98,8 @@ def save_checkpoint(
             f"save_checkpoint: expected values to be a dict, got {type(values).__name__}. Pass "
             "values={name: value}."
         )
-    generators = _gather(_generator_states(), group) if rng else None
+    cuda = torch.cuda.get_rng_state_all() if rng and torch.cuda.is_available() else []
+    generators = _gather({"cpu": torch.get_rng_state(), "cuda": cuda}, group) if rng else None
     _together(lambda: check_shared(own, group), group)
     gathered = gathered_states(own, group)
 
@@ -236,11 +237,6 @@ def _check_names(caller: str, parts: Mapping[str, Stateful], rng: bool) -> dict[
 
 
 # --- Random generators ----------------------------------------------------------------------------
-
-
-def _generator_states() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
 def _prepare_generators(saved: Any, group: ProcessGroup | None, where: str) -> Callable[[], None]:

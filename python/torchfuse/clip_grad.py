@@ -20,7 +20,6 @@ from torchfuse.optimizers.distributed import is_dtensor, shard_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -260,7 +259,10 @@ class _Gradients:
                 self._mesh = grad.device_mesh
                 self._groups = [[] for _ in grads]
             self._groups[index] = shard_groups(grad) or []
-            self.local[index] = _local(grad)
+            with torch.no_grad():
+                part: Any = grad.to_local()
+            # Wait for pending communication.
+            self.local[index] = part.wait() if hasattr(part, "wait") else part
 
     def norm(self, norm_type: float, error_if_nonfinite: bool) -> Tensor:
         """Returns the norm over the full tensors."""
@@ -281,11 +283,3 @@ class _Gradients:
 
         placements = [Replicate()] * self._mesh.ndim
         return DTensor.from_local(norm, self._mesh, placements, run_check=False)
-
-
-def _local(grad: DTensor) -> Tensor:
-    """Returns the local shard after waiting for pending communication."""
-    with torch.no_grad():
-        part: Any = grad.to_local()
-    local: Tensor = part.wait() if hasattr(part, "wait") else part
-    return local

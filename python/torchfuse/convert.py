@@ -156,7 +156,10 @@ def to_apex_state_dict(optimizer: FusedOptimizer) -> dict[str, Any]:
         if layout.norms is not None and states:
             exported["exp_avg_sq"] = _norms(layout.norms, states.values())
         if layout.device_scalars:
-            _make_tensors(exported, group["params"])
+            device = group["params"][0].device if group["params"] else torch.device("cpu")
+            step = exported.get("step", 0)
+            exported["lr"] = torch.tensor(exported["lr"], dtype=torch.float32, device=device)
+            exported["step"] = torch.tensor([step], dtype=torch.int32, device=device)
         groups.append({**exported, "params": list(saved["params"])})
     return {"state": state, "param_groups": groups}
 
@@ -224,13 +227,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(_number(element) for element in value)
     return value.item() if isinstance(value, Tensor) else value
-
-
-def _make_tensors(exported: dict[str, Any], params: Sequence[Tensor]) -> None:
-    device = params[0].device if params else torch.device("cpu")
-    exported["lr"] = torch.tensor(exported["lr"], dtype=torch.float32, device=device)
-    step = exported.get("step", 0)
-    exported["step"] = torch.tensor([step], dtype=torch.int32, device=device)
 
 
 def __getattr__(name: str) -> NoReturn:
