@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
-from torchfuse.amp._device import chosen_device_type
-from torchfuse.amp._gradients import agreed, device_of_gradients, params_of
 from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
+from torchfuse.amp.autocast_mode import chosen_device_type
+from torchfuse.optimizers.distributed import agree_on_overflow, norm_device
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.options import ScalingRequest
 from torchfuse.optimizers.stepping import forget_scale
@@ -163,15 +164,15 @@ class GradScaler(ScalerState):
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         # The core sets its own flags for the optimizer, so found_inf (always 0) is not used.
-        params = list(params_of(optimizer))
+        params = list(_params_of(optimizer))
         flags = self._core.unscale_(id(optimizer), params, inv_scale, allow_fp16)
-        return agreed(optimizer, flags)
+        return _agreed(optimizer, flags)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         self._check_scale_growth_tracker("_check_inf_per_device")
-        flags = self._core.check(id(optimizer), list(params_of(optimizer)))
+        flags = self._core.check(id(optimizer), list(_params_of(optimizer)))
         state = self._per_optimizer_states[id(optimizer)]
-        state["found_inf_per_device"] = agreed(optimizer, flags)
+        state["found_inf_per_device"] = _agreed(optimizer, flags)
         return state["found_inf_per_device"]  # type: ignore[no-any-return]
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
@@ -233,7 +234,7 @@ class GradScaler(ScalerState):
             and self._scale is not None
             and self._extras["process_group"] is None
             and "closure" not in kwargs
-            and device_of_gradients(optimizer) is None
+            and _device_of_gradients(optimizer) is None
         )
         state = self._per_optimizer_states[id(optimizer)] if nothing_to_check else None
         if state is None or state["stage"] is OptState.STEPPED:
@@ -249,7 +250,7 @@ class GradScaler(ScalerState):
         own_scale = getattr(optimizer, "grad_scale", None)
         asked = ScalingRequest(grad_scale=own_scale)
         # May differ from the scale's device. None means that there is no gradient to check.
-        device = device_of_gradients(optimizer)
+        device = _device_of_gradients(optimizer)
         scaled = state["stage"] is OptState.READY
         # Flags that are combined over processes need a separate check before the step.
         check_first = scaled and self._extras["process_group"] is not None
@@ -307,3 +308,25 @@ class GradScaler(ScalerState):
         elif new_scale is not None:
             scale.copy_(new_scale.reshape(scale.shape))
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+
+
+def _params_of(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
+def _agreed(optimizer: torch.optim.Optimizer, flags: list[Tensor]) -> dict[torch.device, Tensor]:
+    """Combines overflow flags with all ranks in the optimizer's norm groups; returns by device."""
+    if isinstance(optimizer, FusedOptimizer):
+        flags = agree_on_overflow(optimizer, optimizer.norm_groups, flags)
+    return {flag.device: flag for flag in flags}
+
+
+def _device_of_gradients(optimizer: torch.optim.Optimizer) -> torch.device | None:
+    """Returns the device of the first parameter with a gradient, or None.
+
+    With norm groups, returns a device even if this process has no gradients, because every process
+    must join the collectives.
+    """
+    if isinstance(optimizer, FusedOptimizer) and optimizer.norm_groups:
+        return norm_device(optimizer, optimizer.norm_groups)
+    return next((param.device for param in _params_of(optimizer) if param.grad is not None), None)
