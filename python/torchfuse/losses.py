@@ -54,22 +54,12 @@ def softmax_cross_entropy(
         >>> softmax_cross_entropy(torch.zeros(2, 4), torch.tensor([1, 3]), ignore_index=3)
         tensor([1.3863, 0.0000])
     """
-    if needs_torch(logits):
-        return _in_torch(logits, labels, smoothing, ignore_index, dtype)
-    losses: Tensor = torch.ops.torchfuse.softmax_cross_entropy(
-        logits, labels, smoothing=smoothing, ignore_index=ignore_index, dtype=dtype
-    )
-    return losses
-
-
-def _in_torch(
-    logits: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    ignore_index: int | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """Returns the losses from torch's operators, for function transforms and export."""
+    if not needs_torch(logits):
+        losses: Tensor = torch.ops.torchfuse.softmax_cross_entropy(
+            logits, labels, smoothing=smoothing, ignore_index=ignore_index, dtype=dtype
+        )
+        return losses
+    # torch's operators, for function transforms and export.
     wide = torch.promote_types(logits.dtype, torch.float32)
     if dtype is None:
         dtype = wide if torch.is_autocast_enabled(logits.device.type) else logits.dtype

@@ -10,8 +10,6 @@ from torch import Tensor
 
 __all__ = ["MultiTensorApply", "multi_tensor_applier"]
 
-TensorLists = Sequence[Sequence[Tensor]]
-
 
 class MultiTensorApply:
     """Calls `op(chunk_size, noop_flag_buffer, tensor_lists, *args)`, as apex's class does.
@@ -62,7 +60,7 @@ class MultiTensorApply:
         self,
         op: Callable[..., Any],
         noop_flag_buffer: Tensor,
-        tensor_lists: TensorLists,
+        tensor_lists: Sequence[Sequence[Tensor]],
         *args: Any,
     ) -> Any:
         """Calls `op` with the chunk size, the flag, the lists and `args`.

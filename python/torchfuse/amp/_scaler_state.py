@@ -89,13 +89,6 @@ def check_count(name: str, value: Any, least: int) -> None:
         )
 
 
-def check_rule(scale: Any, growth_factor: Any, backoff_factor: Any, growth_interval: Any) -> None:
-    check_scale("init_scale", scale)
-    check_positive("growth_factor", growth_factor)
-    check_positive("backoff_factor", backoff_factor)
-    check_count("growth_interval", growth_interval, 1)
-
-
 def checked_extras(process_group: Any, **extras: Any) -> dict[str, Any]:
     """Checks types and returns the native object's arguments; native code checks ranges."""
     for name in ("hysteresis", "history_size"):

@@ -15,14 +15,8 @@ _CALLER = "autocast: expected device_type"
 def chosen_device_type(expected: str, first_of_torch: str, device: object) -> str:
     """Returns the type of `device`; for None, "cuda" if CUDA is available, otherwise "cpu".
 
-    Args:
-        expected: Beginning of the error message, with the class and the argument.
-        first_of_torch: First argument of the torch.cuda.amp class with the same name, which has no
-            device argument. The error suggests passing that argument by name.
-        device: The caller's argument.
-
-    Raises:
-        ValueError: Unless `device` is a string, a torch.device or None.
+    Error messages begin with `expected`. Classes in torch.cuda.amp have no device argument; the
+    message for the first of their arguments, `first_of_torch`, suggests passing it by name.
     """
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from torchfuse import _C
-from torchfuse.amp._scaler_state import ScalerState, check_rule, check_scale, checked_extras
+from torchfuse.amp._scaler_state import (
+    ScalerState,
+    check_count,
+    check_positive,
+    check_scale,
+    checked_extras,
+)
 from torchfuse.amp.autocast_mode import chosen_device_type
 from torchfuse.optimizers.distributed import agree_on_overflow, norm_device
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
@@ -121,7 +127,10 @@ class GradScaler(ScalerState):
         # Created before torch's constructor, which assigns _scale and _growth_tracker.
         self._core = _C.GradScalerCore(**self._extras)
         if enabled:
-            check_rule(init_scale, growth_factor, backoff_factor, growth_interval)
+            check_scale("init_scale", init_scale)
+            check_positive("growth_factor", growth_factor)
+            check_positive("backoff_factor", backoff_factor)
+            check_count("growth_interval", growth_interval, 1)
         kind = chosen_device_type("GradScaler: expected device", "init_scale", device)
         super().__init__(kind, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 

@@ -249,17 +249,14 @@ class Reducer:
                 parameters with a gradient differ between ranks.
         """
         require_group("Reducer.reduce")
-        named = self._named_grads()
+        named: dict[str, Tensor | None] = {
+            f"grads[{index}]": grad for index, grad in enumerate(self.grads)
+        }
+        if self.module is not None:
+            for name, parameter in self.module.named_parameters():
+                named[f"the gradient of '{name}'"] = parameter.grad
         check_gradients("Reducer.reduce", named)
         flat_dist_call((grad for grad in named.values() if grad is not None), dist.all_reduce)
-
-    def _named_grads(self) -> dict[str, Tensor | None]:
-        if self.module is None:
-            return {f"grads[{index}]": grad for index, grad in enumerate(self.grads)}
-        return {
-            f"the gradient of '{name}'": parameter.grad
-            for name, parameter in self.module.named_parameters()
-        }
 
 
 def _collect(item: Any, name: str, tensors: list[Tensor]) -> None:

@@ -14,11 +14,11 @@ from torchfuse import _C, clip_grad_norm_
 from torchfuse._delegation import attribute_of
 from torchfuse.apex._model_methods import reach_the_model, refuse_swapped_step, refuse_tied
 from torchfuse.apex.amp.containers import SHORT_DTYPES
-from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
-from torchfuse.apex.fp16_utils.master_lists import (
+from torchfuse.apex.fp16_utils.fp16util import (
     master_params_to_model_params,
     model_grads_to_master_grads,
 )
+from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
 from torchfuse.optimizers.distributed import local_part, refuse_norm_groups
 
 _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
