@@ -1,66 +1,135 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes an optimizer's methods act on the model when its parameter groups contain masters."""
+"""Masters in an optimizer's parameter groups, and methods that act on the model through them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchfuse import _C
 from torchfuse.optimizers import FusedOptimizer
 from torchfuse.optimizers.distributed import local_part
 from torchfuse.parallel import LARC
 
+_SHORT_DTYPES = (torch.float16, torch.bfloat16)
 
-def reach_the_model(
-    optimizer: Any,
-    model: Callable[[], Iterable[Tensor]],
-    follow_model: Callable[[], None],
-    remake_masters: Callable[[Iterable[Tensor] | None], None],
-    masters_to_model: Callable[[], None],
-) -> None:
-    """Replaces `swap_ema_` and `remake_masters`, which would otherwise change only the masters.
 
-    `ema_weights` calls `swap_ema_`. The caller replaces `step` and `zero_grad`. torch's optimizers
-    have no other methods that change the model.
+class Masters:
+    """fp32 masters that replace a model's 16-bit parameters in an optimizer's parameter groups.
 
     Args:
-        optimizer: Optimizer whose parameter groups contain masters.
-        model: Returns the model's parameters that have masters.
-        follow_model: Remakes the masters of model parameters that were modified since the last
-            step.
-        remake_masters: Remakes the masters of the given model parameters (None: all).
-        masters_to_model: Rounds the masters to the model.
+        optimizer: Optimizer of the model.
     """
-    if hasattr(optimizer, "swap_ema_"):
-        swap = optimizer.swap_ema_
 
-        def swap_ema_() -> None:
-            follow_model()
-            swap()
-            masters_to_model()
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._models: list[Tensor] = []  # the model's parameters that have masters
+        self._masters: list[Tensor] = []
+        self._versions: list[int] = []  # of the model at the last sync
+        self._addresses: list[int] = []  # of the model at the last check for overlaps
 
-        optimizer.swap_ema_ = swap_ema_
-    inner: Any = optimizer.optim if isinstance(optimizer, LARC) else optimizer
-    if hasattr(inner, "remake_masters"):
+    @property
+    def fp16_groups(self) -> list[list[Tensor]]:
+        """The model's parameters that have masters, a list for each parameter group."""
+        model_of = dict(zip(map(id, self._masters), self._models, strict=True))
+        return [
+            [model_of[id(param)] for param in group["params"] if id(param) in model_of]
+            for group in self.optimizer.param_groups
+        ]
 
-        def remake(params: Iterable[Tensor] | None = None) -> None:
-            inner._raise_if_swapped("remake_masters")
-            chosen = None if params is None else list(params)
-            known = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            known.update(map(id, model()))
-            for index, param in enumerate(chosen or ()):
-                if id(param) not in known:
-                    raise ValueError(
-                        f"{type(inner).__name__}.remake_masters: expected params[{index}] to "
-                        "be a parameter of the model or of the optimizer, got another tensor of "
-                        f"shape {list(param.shape)}."
-                    )
-            remake_masters(chosen)
+    @property
+    def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
+        """The masters, a list for each parameter group."""
+        masters = set(map(id, self._masters))
+        return [
+            [param for param in group["params"] if id(param) in masters]
+            for group in self.optimizer.param_groups
+        ]
 
-        inner.remake_masters = remake
+    @torch.inference_mode(False)  # masters are written in later steps
+    @torch.no_grad()
+    def _create_masters(self) -> None:
+        """Creates the masters of 16-bit parameters in the groups, with the states in fp32."""
+        for group in self.optimizer.param_groups:
+            for place, param in enumerate(group["params"]):
+                if not param.requires_grad or param.dtype not in _SHORT_DTYPES:
+                    continue
+                master = torch.nn.Parameter(param.detach().to(torch.float32))
+                group["params"][place] = master
+                self._models.append(param)
+                self._masters.append(master)
+                self._versions.append(param._version)
+                if param in self.optimizer.state:
+                    state = self.optimizer.state.pop(param)
+                    self.optimizer.state[master] = {
+                        key: _in_fp32(value) for key, value in state.items()
+                    }
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Remakes the masters of the given model parameters (None: all)."""
+        chosen = None if params is None else set(map(id, params))
+        for place, (model, master) in enumerate(zip(self._models, self._masters, strict=True)):
+            if chosen is None or id(model) in chosen:
+                _C.remake_master(local_part(model.detach()), local_part(master.detach()))
+                self._versions[place] = model._version
+
+    def _follow_model(self) -> None:
+        """Remakes the masters of model parameters that were modified since the last sync."""
+        versions = zip(self._models, self._versions, strict=True)
+        self._remake_masters([model for model, version in versions if model._version != version])
+
+    @torch.no_grad()
+    def _masters_to_model(self) -> None:
+        """Rounds the masters to the model."""
+        if self._models:
+            masters = [*map(local_part, self._masters)]
+            torch._foreach_copy_([*map(local_part, self._models)], masters)
+        self._versions = [model._version for model in self._models]
+
+    def _reach_the_model(self) -> None:
+        """Replaces `swap_ema_` and `remake_masters`, which would otherwise change only the masters.
+
+        `ema_weights` calls `swap_ema_`. The caller replaces `step` and `zero_grad`. torch's
+        optimizers have no other methods that change the model.
+        """
+        optimizer: Any = self.optimizer
+        if hasattr(optimizer, "swap_ema_"):
+            swap = optimizer.swap_ema_
+
+            def swap_ema_() -> None:
+                self._follow_model()
+                swap()
+                self._masters_to_model()
+
+            optimizer.swap_ema_ = swap_ema_
+        inner: Any = optimizer.optim if isinstance(optimizer, LARC) else optimizer
+        if hasattr(inner, "remake_masters"):
+
+            def remake(params: Iterable[Tensor] | None = None) -> None:
+                inner._raise_if_swapped("remake_masters")
+                chosen = None if params is None else list(params)
+                known = {id(param) for group in optimizer.param_groups for param in group["params"]}
+                known.update(map(id, self._models))
+                for index, param in enumerate(chosen or ()):
+                    if id(param) not in known:
+                        raise ValueError(
+                            f"{type(inner).__name__}.remake_masters: expected params[{index}] to "
+                            "be a parameter of the model or of the optimizer, got another tensor "
+                            f"of shape {list(param.shape)}."
+                        )
+                self._remake_masters(chosen)
+
+            inner.remake_masters = remake
+
+
+def _in_fp32(value: Any) -> Any:
+    is_short = isinstance(value, Tensor) and value.dtype in _SHORT_DTYPES
+    return value.to(torch.float32) if is_short else value
 
 
 def refuse_swapped_step(optimizer: Any) -> None:

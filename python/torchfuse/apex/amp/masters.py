@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchfuse import _C
-from torchfuse.apex._model_methods import refuse_tied
+from torchfuse.apex._model_methods import Masters, refuse_tied
 from torchfuse.apex.amp.containers import SHORT_DTYPES
 from torchfuse.apex.amp.loss_scaler import LossScaler
 from torchfuse.apex.amp.stash import AmpStash
@@ -18,7 +17,7 @@ from torchfuse.optimizers.distributed import local_part
 from torchfuse.optimizers.serialization import AMP_MASTERS
 
 
-class MasterStash(AmpStash):
+class MasterStash(Masters, AmpStash):
     """An `AmpStash` with masters.
 
     Note [Masters stand in the parameter groups]
@@ -26,18 +25,12 @@ class MasterStash(AmpStash):
     with fp32 gradients. The fused optimizers could keep masters in the optimizer's state instead,
     but gradients would then stay 16-bit, and small gradients would vanish when they are unscaled.
     Any optimizer class therefore sees fp32 parameters only.
-
-    Attributes:
-        all_fp32_from_fp16_params (list[Tensor]): The masters, in the order of `all_fp16_params`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)  # before_step() raises for a step without scaling
+        Masters.__init__(self, optimizer)
+        AmpStash.__init__(self, optimizer)  # before_step() raises for a step without scaling
         self.lazy_init_called = False
-        self._models: list[Tensor] = []
-        self.all_fp32_from_fp16_params: list[Tensor] = []
-        self._versions: list[int] = []  # of the model at the last sync
-        self._addresses: list[int] = []
         self._are_loaded = False  # whether masters were loaded, and not used or remade since
         self._loaded: Mapping[int, Tensor] = {}
 
@@ -47,68 +40,24 @@ class MasterStash(AmpStash):
         return self._models
 
     @property
-    def fp16_groups(self) -> list[list[Tensor]]:
-        """`all_fp16_params`, a list for each parameter group."""
-        model_of = dict(zip(map(id, self.all_fp32_from_fp16_params), self._models, strict=True))
-        return [
-            [model_of[id(param)] for param in group["params"] if id(param) in model_of]
-            for group in self.optimizer.param_groups
-        ]
-
-    @property
-    def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
-        """The masters, a list for each parameter group."""
-        masters = set(map(id, self.all_fp32_from_fp16_params))
-        return [
-            [param for param in group["params"] if id(param) in masters]
-            for group in self.optimizer.param_groups
-        ]
+    def all_fp32_from_fp16_params(self) -> list[Tensor]:
+        """The masters, in the order of `all_fp16_params`."""
+        return self._masters
 
     # Creation.
 
     def make_masters(self) -> None:
         """Creates missing masters in the groups, and remakes masters of modified parameters."""
-        self._make_masters(always=self._are_loaded)
+        if self._are_loaded:
+            self._remake_masters()
+        else:
+            self._follow_model()
         self._are_loaded = False
 
-    def follow_model(self) -> None:
-        """Like `make_masters`, but keeps loaded masters whose model parameter is unmodified.
-
-        A program may load the model after the optimizer.
-        """
-        self._make_masters(always=False)
-
-    @torch.inference_mode(False)  # masters are written in later steps
-    @torch.no_grad()
-    def _make_masters(self, always: bool) -> None:
+    def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
         self.lazy_init_called = True
-        for group in self.optimizer.param_groups:
-            for place, param in enumerate(group["params"]):
-                if param.requires_grad and param.dtype in SHORT_DTYPES:
-                    group["params"][place] = self._new_master(param)
-        for place, (model, version) in enumerate(zip(self._models, self._versions, strict=True)):
-            if always or model._version != version:
-                master = self.all_fp32_from_fp16_params[place]
-                _C.remake_master(local_part(model.detach()), local_part(master.detach()))
-                self._versions[place] = model._version
-
-    def remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
-        """Remakes masters from the model's parameters, like `FusedOptimizer.remake_masters`."""
-        chosen = None if params is None else set(map(id, params))
-        for place, model in enumerate(self._models):
-            if chosen is None or id(model) in chosen:
-                self._versions[place] = -1  # differs from every version
-        self.follow_model()
-
-    def _new_master(self, param: Tensor) -> Tensor:
-        master = torch.nn.Parameter(param.detach().to(torch.float32))
-        self._models.append(param)
-        self.all_fp32_from_fp16_params.append(master)
-        self._versions.append(param._version)
-        if param in self.optimizer.state:
-            state = self.optimizer.state.pop(param)
-            self.optimizer.state[master] = {key: _in_fp32(value) for key, value in state.items()}
-        return master
+        self._create_masters()
+        super()._remake_masters(params)
 
     # Around a backward pass.
 
@@ -135,7 +84,7 @@ class MasterStash(AmpStash):
         """Copies the model's gradients to the masters in fp32, and unscales the copies."""
         wide: list[Tensor] = []
         short: list[Tensor] = []
-        for model, master in zip(self._models, self.all_fp32_from_fp16_params, strict=True):
+        for model, master in zip(self._models, self._masters, strict=True):
             grad = model.grad
             if grad is None:
                 continue
@@ -174,20 +123,15 @@ class MasterStash(AmpStash):
     def after_step(self) -> None:
         """Rounds the masters to the model, after a step that was not skipped."""
         super().after_step()
-        self.to_model()
+        self._masters_to_model()
 
-    @torch.no_grad()
-    def to_model(self) -> None:
-        """Rounds the masters to the model."""
-        if self._models:
-            masters = [*map(local_part, self.all_fp32_from_fp16_params)]
-            torch._foreach_copy_([*map(local_part, self._models)], masters)
-        self._versions = [model._version for model in self._models]
+    def _masters_to_model(self) -> None:
+        super()._masters_to_model()
         self._are_loaded = False
 
     def drop_master_grads(self) -> None:
         """Clears the masters' gradients, which `model.zero_grad()` does not reach."""
-        for master in self.all_fp32_from_fp16_params:
+        for master in self._masters:
             master.grad = None
 
     def zero_model_grads(self, set_to_none: bool) -> None:
@@ -203,8 +147,8 @@ class MasterStash(AmpStash):
     def save(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
         """Updates masters from the model, and adds masters to the optimizer's state dict."""
         if self.lazy_init_called:
-            self.follow_model()
-        masters = set(map(id, self.all_fp32_from_fp16_params))
+            self._follow_model()
+        masters = set(map(id, self._masters))
         state_dict[AMP_MASTERS] = {
             number: param.detach()
             for number, param in enumerate(self.params())
@@ -234,7 +178,7 @@ class MasterStash(AmpStash):
     @torch.no_grad()
     def load(self, optimizer: torch.optim.Optimizer) -> None:
         """Copies loaded masters. The next backward pass or step remakes masters from the model."""
-        masters = set(map(id, self.all_fp32_from_fp16_params))
+        masters = set(map(id, self._masters))
         for number, param in enumerate(self.params()):
             if number in self._loaded and id(param) in masters:
                 param.copy_(self._loaded[number])
@@ -242,8 +186,3 @@ class MasterStash(AmpStash):
             self._are_loaded = True
             self._versions = [model._version for model in self._models]
         self._loaded = {}
-
-
-def _in_fp32(value: Any) -> Any:
-    is_short = isinstance(value, Tensor) and value.dtype in SHORT_DTYPES
-    return value.to(torch.float32) if is_short else value

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torchfuse.apex._model_methods import reach_the_model
 from torchfuse.apex.amp.masters import MasterStash
 from torchfuse.apex.amp.stash import AmpStash
 from torchfuse.apex.amp.state import _amp_state, maybe_print
@@ -61,13 +60,7 @@ def prepare_optimizer(
     attributes.step = MethodType(_amp_step(optimizer.step), optimizer)
     attributes.zero_grad = MethodType(_zero_grad(optimizer.zero_grad), optimizer)
     if isinstance(stash, MasterStash):
-        reach_the_model(
-            optimizer,
-            lambda: stash.all_fp16_params,
-            stash.follow_model,
-            stash.remake_masters,
-            stash.to_model,
-        )
+        stash._reach_the_model()
         optimizer.register_state_dict_post_hook(stash.save)
         optimizer.register_load_state_dict_pre_hook(stash.check_loaded)
         optimizer.register_load_state_dict_post_hook(stash.load)

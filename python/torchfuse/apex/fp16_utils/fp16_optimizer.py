@@ -3,28 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchfuse import _C, clip_grad_norm_
+from torchfuse import clip_grad_norm_
 from torchfuse._delegation import attribute_of
-from torchfuse.apex._model_methods import reach_the_model, refuse_swapped_step, refuse_tied
-from torchfuse.apex.amp.containers import SHORT_DTYPES
+from torchfuse.apex._model_methods import Masters, refuse_swapped_step, refuse_tied
 from torchfuse.apex.fp16_utils.fp16util import (
-    master_params_to_model_params,
     model_grads_to_master_grads,
 )
 from torchfuse.apex.fp16_utils.loss_scaler import DynamicLossScaler, LossScaler, unscale_
-from torchfuse.optimizers.distributed import local_part, refuse_norm_groups
+from torchfuse.optimizers.distributed import refuse_norm_groups
 
 _KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "first_closure_call_this_step")
 
 
-class FP16_Optimizer:
+class FP16_Optimizer(Masters):
     """Adds fp32 masters and a loss scale to an optimizer with 16-bit and fp32 parameters.
 
     The masters replace the 16-bit parameters in the optimizer's parameter groups. If the optimizer
@@ -81,7 +79,7 @@ class FP16_Optimizer:
                 f"{type(init_optimizer).__name__}."
             )
         refuse_norm_groups("FP16_Optimizer", init_optimizer)
-        self.optimizer = init_optimizer
+        super().__init__(init_optimizer)
         self.verbose = verbose
         self._has_grads = False  # whether update_master_grads() ran since the last step
         self.overflow = False
@@ -92,52 +90,22 @@ class FP16_Optimizer:
             if dynamic_loss_scale
             else LossScaler(static_loss_scale)
         )
-        self.fp16_groups: list[list[Tensor]] = []
-        self.fp32_from_fp16_groups: list[list[Tensor]] = []
-        self.fp32_from_fp32_groups: list[list[Tensor]] = []
-        for group in init_optimizer.param_groups:
-            self._make_masters(group)
+        self._create_masters()
+        masters = set(map(id, self._masters))
+        self.fp32_from_fp32_groups: list[list[Tensor]] = [
+            [param for param in group["params"] if param.requires_grad and id(param) not in masters]
+            for group in init_optimizer.param_groups
+        ]
         # Casts existing state to fp32, because the parameters are now fp32.
         init_optimizer.load_state_dict(init_optimizer.state_dict())
-        self._versions = self._model_versions()  # of the model when the masters were last in sync
-        self._addresses: list[int] = []  # of the model at the last refuse_tied()
         self._reach_the_model()
-
-    def _reach_the_model(self) -> None:
-        reach_the_model(
-            self.optimizer,
-            self._models,
-            self._follow_model,
-            self._remake_masters,
-            self._masters_to_model,
-        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connects a copy's optimizer to the copy's model, after copy.deepcopy and pickle."""
         vars(self).update(state)
         # Version counters of copied tensors restart, so treat every model parameter as modified.
-        self._versions = [-1] * len(self._models())
+        self._versions = [-1] * len(self._models)
         self._reach_the_model()
-
-    def _make_masters(self, group: dict[str, Any]) -> None:
-        models: list[Tensor] = []
-        masters: list[Tensor] = []
-        others: list[Tensor] = []
-        for place, param in enumerate(group["params"]):
-            if not param.requires_grad:
-                continue
-            if param.dtype not in SHORT_DTYPES:
-                others.append(param)
-                continue
-            master = torch.nn.Parameter(param.detach().to(torch.float32))
-            group["params"][place] = master
-            if param in self.optimizer.state:
-                self.optimizer.state[master] = self.optimizer.state.pop(param)
-            models.append(param)
-            masters.append(master)
-        self.fp16_groups.append(models)
-        self.fp32_from_fp16_groups.append(masters)
-        self.fp32_from_fp32_groups.append(others)
 
     @property
     def loss_scale(self) -> float:
@@ -154,14 +122,13 @@ class FP16_Optimizer:
         Args:
             set_grads_to_None (bool, default False): Set the model's gradients to None instead of 0.
         """
-        for master in self._masters():
+        for master in self._masters:
             master.grad = None
-        for params in (*self.fp16_groups, *self.fp32_from_fp32_groups):
-            for param in params:
-                if param.grad is not None and not set_grads_to_None:
-                    param.grad.detach_().zero_()
-                else:
-                    param.grad = None
+        for param in chain(self._models, *self.fp32_from_fp32_groups):
+            if param.grad is not None and not set_grads_to_None:
+                param.grad.detach_().zero_()
+            else:
+                param.grad = None
 
     def backward(
         self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False
@@ -181,14 +148,12 @@ class FP16_Optimizer:
     def update_master_grads(self) -> None:
         """Copies the model's gradients to the masters and unscales, unless a gradient overflows."""
         self._has_grads = True
-        models = self._models()
         others = [param for group in self.fp32_from_fp32_groups for param in group]
-        self.overflow = self.loss_scaler.has_overflow([*models, *others])
+        self.overflow = self.loss_scaler.has_overflow([*self._models, *others])
         if self.overflow:
             return
-        masters = self._masters()
-        model_grads_to_master_grads(models, masters)
-        unscale_([*masters, *others], self.loss_scale)
+        model_grads_to_master_grads(self._models, self._masters)
+        unscale_([*self._masters, *others], self.loss_scale)
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Tensor | float:
         """Clips the unscaled gradients and returns the initial norm; -1 after an overflow."""
@@ -218,7 +183,7 @@ class FP16_Optimizer:
                 parameters overlap in memory.
         """
         refuse_swapped_step(self.optimizer)  # before the loss scale changes
-        self._addresses = refuse_tied(type(self).__name__, self._models(), self._addresses)
+        self._addresses = refuse_tied(type(self).__name__, self._models, self._addresses)
         if closure is None:
             self._check_grads()
             result = None if self.overflow else self.optimizer.step()  # may raise
@@ -240,8 +205,8 @@ class FP16_Optimizer:
 
     def _check_grads(self) -> None:
         """Raises if the model has gradients that were not copied to the masters."""
-        copied = self._has_grads or any(master.grad is not None for master in self._masters())
-        grads = (model.grad for model in self._models())
+        copied = self._has_grads or any(master.grad is not None for master in self._masters)
+        grads = (model.grad for model in self._models)
         if copied or not any(grad is not None and grad.any() for grad in grads):
             return
         raise RuntimeError(
@@ -266,30 +231,6 @@ class FP16_Optimizer:
         result = self.optimizer.step(scaled_closure)
         self.first_closure_call_this_step = True
         return result
-
-    def _masters_to_model(self) -> None:
-        master_params_to_model_params(self._models(), self._masters())
-        self._versions = self._model_versions()
-
-    def _models(self) -> list[Tensor]:
-        return [param for group in self.fp16_groups for param in group]
-
-    def _masters(self) -> list[Tensor]:
-        return [param for group in self.fp32_from_fp16_groups for param in group]
-
-    def _model_versions(self) -> list[int]:
-        return [param._version for param in self._models()]
-
-    def _follow_model(self) -> None:
-        """Remakes the masters of model parameters that were modified since the last sync."""
-        versions = zip(self._models(), self._versions, strict=True)
-        self._remake_masters([model for model, version in versions if model._version != version])
-
-    def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
-        chosen = None if params is None else set(map(id, params))
-        for model, master in zip(self._models(), self._masters(), strict=True):
-            if chosen is None or id(model) in chosen:
-                _C.remake_master(local_part(model.detach()), local_part(master.detach()))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a state dict of tensors and numbers, loadable with `weights_only=True`.
@@ -343,7 +284,7 @@ class FP16_Optimizer:
         self.loss_scaler.load_state_dict(dict(numbers))
         self.overflow = state_dict["overflow"]
         self.first_closure_call_this_step = state_dict["first_closure_call_this_step"]
-        for master, value in zip(self._masters(), chain.from_iterable(saved), strict=True):
+        for master, value in zip(self._masters, chain.from_iterable(saved), strict=True):
             master.copy_(value)
         # If the program modifies the model later, for example by loading it, the masters follow.
-        self._versions = self._model_versions()
+        self._versions = [model._version for model in self._models]
