@@ -52,7 +52,7 @@ class Masters:
     @torch.inference_mode(False)  # masters are written in later steps
     @torch.no_grad()
     def _create_masters(self) -> None:
-        """Creates the masters of 16-bit parameters in the groups, with the states in fp32."""
+        """Creates missing masters of 16-bit parameters in the groups, with states in fp32."""
         for group in self.optimizer.param_groups:
             for place, param in enumerate(group["params"]):
                 if not param.requires_grad or param.dtype not in _SHORT_DTYPES:
@@ -143,15 +143,8 @@ def refuse_tied(caller: str, models: Sequence[Tensor], known: Sequence[int]) -> 
     """Raises if two model parameters with masters overlap in memory.
 
     One of the two updates would be lost. The optimizer's own check sees only the masters in the
-    groups, which do not overlap.
-
-    Args:
-        caller: The optimizer's class name, for the message.
-        models: The model's parameters that have masters.
-        known: Addresses from the last check. If the addresses are unchanged, nothing is checked.
-
-    Returns:
-        The current addresses; 0 for tensors without memory, such as fake tensors.
+    groups, which do not overlap. Nothing is checked if the addresses equal `known`, the result of
+    the last call. Returns the addresses; 0 for tensors without memory, such as fake tensors.
     """
     addresses = [local_part(param).data_ptr() for param in models]
     if addresses == known:

@@ -20,9 +20,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-#: Attributes of torch's DistributedDataParallel whose C++ objects hold a process group.
-_REDUCERS = ("logger", "reducer")
-
 
 class Engine(DistributedDataParallel):
     """torch's DistributedDataParallel, which here releases the process group last."""
@@ -39,7 +36,7 @@ def _release_reducers(holder: object) -> None:
     """
     attributes = vars(holder)
     group = attributes.pop("process_group", None)
-    for name in _REDUCERS:
+    for name in ("logger", "reducer"):  # C++ objects that hold the group
         attributes.pop(name, None)
     del group
 

@@ -185,7 +185,12 @@ class DistributedDataParallel(nn.Module):
         _check_at_least_one("num_allreduce_streams", num_allreduce_streams)
         _check_removed(shared_param, gradient_average_split_factor)
         _check_delayed(delay_allreduce, num_allreduce_streams, allreduce_trigger_params)
-        _check_predivide_factor(gradient_predivide_factor)
+        factor = gradient_predivide_factor
+        if not (isinstance(factor, (int, float)) and math.isfinite(factor) and factor > 0):
+            raise ValueError(
+                f"{_NAME}: expected gradient_predivide_factor to be positive and finite, got "
+                f"{factor!r}."
+            )
         _check_trigger_params(module, allreduce_trigger_params)
         require_group(_NAME)
         _check_communicators(allreduce_communicators, num_allreduce_streams)
@@ -301,13 +306,6 @@ def _check_delayed(delay: bool, streams: int, triggers: Iterable[Tensor] | None)
         raise ValueError(
             f"{_NAME}: expected allreduce_trigger_params to be None with delay_allreduce=True, "
             "got parameters. Pass only one of these arguments."
-        )
-
-
-def _check_predivide_factor(value: float) -> None:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"{_NAME}: expected gradient_predivide_factor to be positive and finite, got {value!r}."
         )
 
 

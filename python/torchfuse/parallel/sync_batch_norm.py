@@ -239,16 +239,12 @@ class SyncBatchNorm(_BatchNorm):
         if torch.compiler.is_compiling():
             return str(group.group_name)
         name = require_name(self._caller(), group)
-        self._agree(input, name)
+        # Check once per group and dtype that ranks agree, because otherwise they could hang.
+        if self._agreed != (name, input.dtype) and input.dtype in _DTYPES:
+            values = [self.num_features, _DTYPES.index(input.dtype)]
+            _C.check_same_in_all_ranks(_AGREED, values, input.device, name, self._caller())
+            self._agreed = (name, input.dtype)
         return name
-
-    def _agree(self, input: Tensor, group: str) -> None:
-        """Checks once per group and dtype that ranks agree, because otherwise they could hang."""
-        if self._agreed == (group, input.dtype) or input.dtype not in _DTYPES:
-            return
-        values = [self.num_features, _DTYPES.index(input.dtype)]
-        _C.check_same_in_all_ranks(_AGREED, values, input.device, group, self._caller())
-        self._agreed = (group, input.dtype)
 
     def extra_repr(self) -> str:
         """Returns the arguments; options that torch's layer lacks are listed only if True."""

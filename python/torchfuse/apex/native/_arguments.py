@@ -54,7 +54,15 @@ def checked_lists(
     lists = [list(tensors) for tensors in tensor_lists]
     if not lists_match(lists):
         lists = _checked_one_by_one(function, lists, names)
-    check_flag(function, noop_flag, lists[0][0].device if lists[0] else None)
+    where = f"{function}: expected noop_flag to be"
+    check_dtype(where, noop_flag, torch.int32)
+    if noop_flag.numel() != 1:
+        raise ValueError(f"{where} of one element, got shape {list(noop_flag.shape)}.")
+    if lists[0] and noop_flag.device != lists[0][0].device:
+        raise ValueError(
+            f"{where} on {lists[0][0].device}, the device of the tensors, got {noop_flag.device}. "
+            "Make one flag for each device."
+        )
     return lists
 
 
@@ -92,19 +100,6 @@ def check_dtype(where: str, tensor: Tensor, dtype: torch.dtype) -> None:
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{where} a tensor of {dtype}, got {got}.")
-
-
-def check_flag(function: str, noop_flag: Tensor, device: torch.device | None) -> None:
-    """Raises unless the flag is a 1-element int32 tensor, on `device` if not None."""
-    where = f"{function}: expected noop_flag to be"
-    check_dtype(where, noop_flag, torch.int32)
-    if noop_flag.numel() != 1:
-        raise ValueError(f"{where} of one element, got shape {list(noop_flag.shape)}.")
-    if device is not None and noop_flag.device != device:
-        raise ValueError(
-            f"{where} on {device}, the device of the tensors, got {noop_flag.device}. "
-            "Make one flag for each device."
-        )
 
 
 def check_vector(function: str, name: str, vector: Tensor, tensors: Sequence[Tensor]) -> None:
