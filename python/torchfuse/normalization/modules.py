@@ -28,13 +28,12 @@ class _Normalization(nn.Module):
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        memory_efficient: bool = False,
-        *,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        eps: float,
+        elementwise_affine: bool,
+        memory_efficient: bool,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.normalized_shape = as_shape(normalized_shape)
@@ -145,6 +144,21 @@ class FusedLayerNorm(_Normalization):
         tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
 
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            normalized_shape, eps, elementwise_affine, memory_efficient, bias, device, dtype
+        )
+
 
 class FusedRMSNorm(_Normalization):
     r"""RMS normalization (Zhang and Sennrich 2019), one kernel per pass, on the CPU and on CUDA.
@@ -179,7 +193,7 @@ class FusedRMSNorm(_Normalization):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            normalized_shape, eps, elementwise_affine, memory_efficient, device=device, dtype=dtype
+            normalized_shape, eps, elementwise_affine, memory_efficient, False, device, dtype
         )
 
 

@@ -303,6 +303,11 @@ def test_modules_on_the_meta_device(kind: Any) -> None:
             r"FusedLayerNorm: expected input to be of dtype",
         ),
         (
+            lambda: FusedLayerNorm(8, affine=True),
+            TypeError,
+            r"FusedLayerNorm\.__init__\(\) got an unexpected keyword argument 'affine'",
+        ),
+        (
             lambda: MixedFusedLayerNorm(8, elementwise_affine=False),
             RuntimeError,
             r"MixedFusedLayerNorm: expected elementwise_affine to be True, got False\. "
