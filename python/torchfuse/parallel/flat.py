@@ -253,8 +253,8 @@ class Reducer:
             f"grads[{index}]": grad for index, grad in enumerate(self.grads)
         }
         if self.module is not None:
-            for name, parameter in self.module.named_parameters():
-                named[f"the gradient of '{name}'"] = parameter.grad
+            parameters = self.module.named_parameters()
+            named = {f"the gradient of '{name}'": param.grad for name, param in parameters}
         check_gradients("Reducer.reduce", named)
         flat_dist_call((grad for grad in named.values() if grad is not None), dist.all_reduce)
 

@@ -82,6 +82,19 @@ def tensors(rank: int) -> list[Tensor]:
     return [*grads, more, empty, scalar]
 
 
+@case
+def tensor_beside_a_module(rank: int) -> Tensor:
+    reducer = Reducer(nn.Linear(1, 1))
+    reducer.grads.append(torch.full((2,), float(rank)))
+    reducer.reduce()
+    return reducer.grads[0]
+
+
+def test_a_module_is_all_that_is_averaged(found: dict[str, list[Any]]) -> None:
+    for rank, tensor in enumerate(found["tensor_beside_a_module"]):
+        assert torch.equal(tensor, torch.full((2,), float(rank)))
+
+
 def test_tensors_of_all_dtypes_are_averaged_in_place(found: dict[str, list[Any]]) -> None:
     for results in found["tensors"]:
         for index, dtype in enumerate(DTYPES):
