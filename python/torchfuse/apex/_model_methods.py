@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,53 +20,47 @@ _SHORT_DTYPES = (torch.float16, torch.bfloat16)
 class Masters:
     """fp32 masters that replace a model's 16-bit parameters in an optimizer's parameter groups.
 
+    Subclasses keep the lists.
+
     Args:
         optimizer: Optimizer of the model.
     """
 
+    if TYPE_CHECKING:
+
+        @property
+        def _models(self) -> list[Tensor]:
+            """The model's parameters that have masters."""
+
+        @property
+        def _masters(self) -> list[Tensor]:
+            """The masters, in the order of `_models`."""
+
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._models: list[Tensor] = []  # the model's parameters that have masters
-        self._masters: list[Tensor] = []
         self._versions: list[int] = []  # of the model at the last sync
         self._addresses: list[int] = []  # of the model at the last check for overlaps
 
-    @property
-    def fp16_groups(self) -> list[list[Tensor]]:
-        """The model's parameters that have masters, a list for each parameter group."""
-        model_of = dict(zip(map(id, self._masters), self._models, strict=True))
-        return [
-            [model_of[id(param)] for param in group["params"] if id(param) in model_of]
-            for group in self.optimizer.param_groups
-        ]
-
-    @property
-    def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
-        """The masters, a list for each parameter group."""
-        masters = set(map(id, self._masters))
-        return [
-            [param for param in group["params"] if id(param) in masters]
-            for group in self.optimizer.param_groups
-        ]
-
     @torch.inference_mode(False)  # masters are written in later steps
     @torch.no_grad()
-    def _create_masters(self) -> None:
-        """Creates missing masters of 16-bit parameters in the groups, with states in fp32."""
-        for group in self.optimizer.param_groups:
-            for place, param in enumerate(group["params"]):
-                if not param.requires_grad or param.dtype not in _SHORT_DTYPES:
-                    continue
-                master = torch.nn.Parameter(param.detach().to(torch.float32))
-                group["params"][place] = master
-                self._models.append(param)
-                self._masters.append(master)
-                self._versions.append(param._version)
-                if param in self.optimizer.state:
-                    state = self.optimizer.state.pop(param)
-                    self.optimizer.state[master] = {
-                        key: _in_fp32(value) for key, value in state.items()
-                    }
+    def _create_masters(
+        self, group: dict[str, Any], models: list[Tensor], masters: list[Tensor]
+    ) -> None:
+        """Creates missing masters of a group's 16-bit parameters, with states in fp32.
+
+        Appends the parameters and their masters to the lists.
+        """
+        for place, param in enumerate(group["params"]):
+            if not param.requires_grad or param.dtype not in _SHORT_DTYPES:
+                continue
+            master = torch.nn.Parameter(param.detach().to(torch.float32))
+            group["params"][place] = master
+            models.append(param)
+            masters.append(master)
+            self._versions.append(param._version)
+            if param in self.optimizer.state:
+                state = self.optimizer.state.pop(param)
+                self.optimizer.state[master] = {k: _in_fp32(value) for k, value in state.items()}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -78,10 +72,14 @@ class Masters:
                 _C.remake_master(local_part(model.detach()), local_part(master.detach()))
                 self._versions[place] = model._version
 
-    def _follow_model(self) -> None:
-        """Remakes the masters of model parameters that were modified since the last sync."""
+    def _modified(self) -> list[Tensor]:
+        """Returns the model parameters that were modified since the last sync."""
         versions = zip(self._models, self._versions, strict=True)
-        self._remake_masters([model for model, version in versions if model._version != version])
+        return [model for model, version in versions if model._version != version]
+
+    def _follow_model(self) -> None:
+        """Remakes the masters of modified model parameters."""
+        self._remake_masters(self._modified())
 
     @torch.no_grad()
     def _masters_to_model(self) -> None:

@@ -134,6 +134,15 @@ def test_masters_follow_some_parameters(start: Any) -> None:
         inside.remake_masters([torch.ones(3)])
 
 
+def test_remaking_some_masters_in_amp_follows_other_writes(amp: Any) -> None:
+    run = Run("adam", amp)
+    with torch.no_grad():
+        for layer in (run.model[0], run.model[3]):
+            layer.weight.fill_(0.5)
+    run.inner.remake_masters([run.model[3].weight])
+    assert run.in_agreement()
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_weights_that_overlap_are_refused(start: Any, offset: int) -> None:
     """The masters do not share memory, so that the step itself would see nothing."""

@@ -25,12 +25,19 @@ class MasterStash(Masters, AmpStash):
     with fp32 gradients. The fused optimizers could keep masters in the optimizer's state instead,
     but gradients would then stay 16-bit, and small gradients would vanish when they are unscaled.
     Any optimizer class therefore sees fp32 parameters only.
+
+    Attributes:
+        all_fp32_from_fp16_params (list[Tensor]): The masters, in the order of `all_fp16_params`.
     """
+
+    _models: list[Tensor]
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         Masters.__init__(self, optimizer)
         AmpStash.__init__(self, optimizer)  # before_step() raises for a step without scaling
         self.lazy_init_called = False
+        self._models = []
+        self.all_fp32_from_fp16_params: list[Tensor] = []
         self._are_loaded = False  # whether masters were loaded, and not used or remade since
         self._loaded: Mapping[int, Tensor] = {}
 
@@ -40,9 +47,26 @@ class MasterStash(Masters, AmpStash):
         return self._models
 
     @property
-    def all_fp32_from_fp16_params(self) -> list[Tensor]:
-        """The masters, in the order of `all_fp16_params`."""
-        return self._masters
+    def _masters(self) -> list[Tensor]:
+        return self.all_fp32_from_fp16_params
+
+    @property
+    def fp16_groups(self) -> list[list[Tensor]]:
+        """`all_fp16_params`, a list for each parameter group."""
+        model_of = dict(zip(map(id, self._masters), self._models, strict=True))
+        return [
+            [model_of[id(param)] for param in group["params"] if id(param) in model_of]
+            for group in self.optimizer.param_groups
+        ]
+
+    @property
+    def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
+        """The masters, a list for each parameter group."""
+        masters = set(map(id, self._masters))
+        return [
+            [param for param in group["params"] if id(param) in masters]
+            for group in self.optimizer.param_groups
+        ]
 
     # Creation.
 
@@ -55,9 +79,11 @@ class MasterStash(Masters, AmpStash):
         self._are_loaded = False
 
     def _remake_masters(self, params: Iterable[Tensor] | None = None) -> None:
+        """Also creates missing masters, and remakes masters of modified parameters."""
         self.lazy_init_called = True
-        self._create_masters()
-        super()._remake_masters(params)
+        for group in self.optimizer.param_groups:
+            self._create_masters(group, self._models, self._masters)
+        super()._remake_masters(None if params is None else [*params, *self._modified()])
 
     # Around a backward pass.
 

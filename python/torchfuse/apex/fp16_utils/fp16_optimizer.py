@@ -90,11 +90,15 @@ class FP16_Optimizer(Masters):
             if dynamic_loss_scale
             else LossScaler(static_loss_scale)
         )
-        self._create_masters()
+        groups = init_optimizer.param_groups
+        self.fp16_groups: list[list[Tensor]] = [[] for _ in groups]
+        self.fp32_from_fp16_groups: list[list[Tensor]] = [[] for _ in groups]
+        for lists in zip(groups, self.fp16_groups, self.fp32_from_fp16_groups, strict=True):
+            self._create_masters(*lists)
         masters = set(map(id, self._masters))
         self.fp32_from_fp32_groups: list[list[Tensor]] = [
             [param for param in group["params"] if param.requires_grad and id(param) not in masters]
-            for group in init_optimizer.param_groups
+            for group in groups
         ]
         # Casts existing state to fp32, because the parameters are now fp32.
         init_optimizer.load_state_dict(init_optimizer.state_dict())
@@ -106,6 +110,16 @@ class FP16_Optimizer(Masters):
         # Version counters of copied tensors restart, so treat every model parameter as modified.
         self._versions = [-1] * len(self._models)
         self._reach_the_model()
+
+    # From the public lists, which programs may edit.
+
+    @property
+    def _models(self) -> list[Tensor]:
+        return list(chain.from_iterable(self.fp16_groups))
+
+    @property
+    def _masters(self) -> list[Tensor]:
+        return list(chain.from_iterable(self.fp32_from_fp16_groups))
 
     @property
     def loss_scale(self) -> float:

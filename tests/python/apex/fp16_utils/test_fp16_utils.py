@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 from collections.abc import Callable
@@ -181,6 +182,25 @@ def test_bad_input() -> None:
     optimizer.loss_scale = 4.0
     assert optimizer.loss_scaler.cur_scale == 4.0
     assert optimizer.state is optimizer.optimizer.state
+
+
+def test_programs_may_edit_the_lists_and_reorder_the_groups() -> None:
+    model, optimizer = prepared(adam)
+    train(model, optimizer, BATCHES[:1])
+    optimizer.param_groups[0]["params"].reverse()
+    before = all_tensors(model, optimizer)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_all_same_bits(all_tensors(model, optimizer), before)
+    optimizer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert len(optimizer.state_dict()["fp32_from_fp16"]) == 1
+
+    frozen, trained = optimizer.fp16_groups[0][:2]
+    values = frozen.detach().clone(), trained.detach().clone()
+    optimizer.fp16_groups = [optimizer.fp16_groups[0][1:]]
+    del optimizer.fp32_from_fp16_groups[0][0]
+    train(model, optimizer, BATCHES[1:])
+    assert torch.equal(frozen, values[0])
+    assert not torch.equal(trained, values[1])
 
 
 @pytest.mark.parametrize("alone", [True, False])
