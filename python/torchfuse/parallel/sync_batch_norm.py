@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchfuse import _C
@@ -128,8 +129,10 @@ class SyncBatchNorm(_BatchNorm):
         if self.channel_last:
             input = input.movedim(-1, 1)
             z = None if z is None else z.movedim(-1, 1)
-        self._check_input_dim(input)
-        if is_symbolic(input) or is_transformed(input, z, self.weight, self.bias):
+        symbolic = is_symbolic(input)
+        if not symbolic:
+            self._check_input_dim(input)
+        if symbolic or is_transformed(input, z, self.weight, self.bias):
             self._raise_for_training()
             return self._in_torch(input, z)
         batch_statistics = self.training or self.running_mean is None
@@ -179,7 +182,13 @@ class SyncBatchNorm(_BatchNorm):
 
     def _in_torch(self, input: Tensor, z: Tensor | None) -> Tensor:
         """Runs the layer with torch's operators, which cannot communicate."""
-        output = super().forward(input)
+        if is_symbolic(input):  # which a subclass's check of the input could not compare
+            mean, var, momentum = self.running_mean, self.running_var, self.momentum or 0.0
+            output = functional.batch_norm(
+                input, mean, var, self.weight, self.bias, mean is None, momentum, self.eps
+            )
+        else:
+            output = super().forward(input)
         if z is not None:
             output = output + z
         if self.fuse_relu:
@@ -195,8 +204,6 @@ class SyncBatchNorm(_BatchNorm):
             nn.init.zeros_(self.bias)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if is_symbolic(input):
-            return
         if input.dim() < 2:
             raise ValueError(
                 f"{self._caller()}: expected at least 2D input (got {input.dim()}D input)"

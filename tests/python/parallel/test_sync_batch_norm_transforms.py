@@ -120,3 +120,19 @@ def test_batched_gradients_need_no_transform(training: bool) -> None:
         for layer in _pair()
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+class _OfImages(SyncBatchNorm):
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() != 4:
+            raise ValueError(f"expected 4D input (got {input.dim()}D input)")
+        super()._check_input_dim(input)
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_a_subclass_that_checks_its_input_can_be_traced(momentum: float | None) -> None:
+    model = nn.Sequential(_OfImages(CHANNELS, momentum=momentum)).double().eval()
+    traced = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(traced(X), model(X), rtol=0.0, atol=1e-12)
+    with pytest.raises(ValueError, match="expected 4D input"):
+        model(X[0])
