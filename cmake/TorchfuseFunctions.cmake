@@ -46,20 +46,24 @@ macro(torchfuse_add_op path)
 endmacro()
 
 # Registers an optimizer, with one functor for all backends. LAYERWISE: the update needs norms over whole
-# tensors. CPP_CLASS: there is also a C++ class.
+# tensors. CPP_CLASS: there is also a C++ class. PASSES: the functors that have kernels, by default `functor`.
 macro(torchfuse_add_fused_optimizer name functor)
   set(_torchfuse_verb "torchfuse_add_fused_optimizer(${name} ${functor})")
-  cmake_parse_arguments(_torchfuse "LAYERWISE;CPP_CLASS" "" "" ${ARGN})
+  cmake_parse_arguments(_torchfuse "LAYERWISE;CPP_CLASS" "" "PASSES" ${ARGN})
   if(_torchfuse_UNPARSED_ARGUMENTS)
     message(
       FATAL_ERROR
-      "${_torchfuse_verb}: expected LAYERWISE, CPP_CLASS or nothing more, got "
+      "${_torchfuse_verb}: expected LAYERWISE, CPP_CLASS, PASSES or nothing more, got "
       "${_torchfuse_UNPARSED_ARGUMENTS}."
     )
   endif()
   _torchfuse_expect_files("${_torchfuse_verb}" kernels/functors/${name}.h)
   list(APPEND TORCHFUSE_OPTIMIZERS ${name})
   list(APPEND TORCHFUSE_FUNCTORS ${functor})
+  set(TORCHFUSE_PASSES_OF_${name} ${functor})
+  if(_torchfuse_PASSES)
+    set(TORCHFUSE_PASSES_OF_${name} ${_torchfuse_PASSES})
+  endif()
   if(_torchfuse_LAYERWISE)
     list(APPEND TORCHFUSE_LAYERWISE ${name})
   endif()

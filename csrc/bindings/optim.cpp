@@ -35,9 +35,9 @@ void bind_hyper_params(py::module_& module) {
   module.def(
       "hyper_params_of",
       [](const std::string& algorithm) {
-        std::vector<std::tuple<std::string, bool, double>> table;
+        std::vector<std::tuple<std::string, bool, double, bool>> table;
         for (const HyperParamInfo& info : hyper_params_of(algorithm)) {
-          table.emplace_back(info.name, info.is_flag, info.high);
+          table.emplace_back(info.name, info.is_flag, info.high, info.on_host);
         }
         return table;
       },
@@ -70,7 +70,8 @@ void bind_optim(py::module_& module) {
       .def("plan", &PyFusedStep::plan, py::arg("param_lists"), py::arg("owner"),
            py::arg("stochastic") = std::vector<bool>(),
            py::arg("shard_groups") = std::vector<std::optional<std::vector<std::string>>>(),
-           py::arg("numbers") = std::vector<std::array<std::int64_t, 3>>())
+           py::arg("numbers") = std::vector<std::array<std::int64_t, 3>>(),
+           py::arg("exchange_groups") = std::vector<std::string>())
       .def(
           "step",
           [](PyFusedStep& self, const py::list& param_lists, const py::dict& owner,

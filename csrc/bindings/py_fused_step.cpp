@@ -65,7 +65,8 @@ FusedSlot PyFusedStep::slot(PyObject* param, PyObject* state, const std::string&
 void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
                        const std::vector<bool>& stochastic,
                        const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
-                       const std::vector<std::array<std::int64_t, 3>>& numbers) {
+                       const std::vector<std::array<std::int64_t, 3>>& numbers,
+                       const std::vector<std::string>& exchange_groups) {
   std::unordered_map<PyObject*, std::int64_t> place_of;
   for (const auto& [key, value] : owner) {
     place_of.emplace(key.ptr(), static_cast<std::int64_t>(place_of.size()));
@@ -104,6 +105,10 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       if (split) made.shard_groups = *shard_groups[index];
       if (index < numbers.size()) {
         made.numbers = {numbers[index][0], numbers[index][1], numbers[index][2]};
+      }
+      if (index < exchange_groups.size() && !exchange_groups[index].empty()) {
+        made.exchange_group = exchange_groups[index];
+        made.whole_sizes = py::cast<std::vector<std::int64_t>>(param.attr("shape"));
       }
     }
   }

@@ -102,7 +102,8 @@ class PyFusedStep {
 
   void plan(const py::list& param_lists, const py::dict& owner, const std::vector<bool>& stochastic,
             const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
-            const std::vector<std::array<std::int64_t, 3>>& numbers);
+            const std::vector<std::array<std::int64_t, 3>>& numbers,
+            const std::vector<std::string>& exchange_groups);
   bool step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
             const FusedStepOptions& options);
 

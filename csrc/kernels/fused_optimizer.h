@@ -16,10 +16,12 @@ namespace torchfuse::kernels {
 template <class Functor>
 concept Layerwise = requires { Functor::kNumNorms; };
 
-/// Whether the measure phase updates the states. The update then reads the states and no gradient.
+/// Whether an earlier phase, such as a layerwise optimizer's measure, updates the states. The update
+/// then reads the states and no gradient.
 template <class Functor>
 constexpr bool kStatesInMeasure = false;
-template <Layerwise Functor>
+template <class Functor>
+  requires requires { Functor::kStatesInMeasure; }
 constexpr bool kStatesInMeasure<Functor> = Functor::kStatesInMeasure;
 
 /// A functor that counts steps from the step in which the states were created, which may come after

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
 
 #include <algorithm>
 #include <array>
@@ -32,9 +33,16 @@ struct BucketKey {
   bool operator==(const BucketKey&) const = default;
 };
 
+/// A parameter's sizes and strides, in memory of the plan.
+struct TensorLayout {
+  c10::IntArrayRef sizes;
+  c10::IntArrayRef strides;
+};
+
 struct Bucket {
   BucketKey key;
   std::vector<kernels::TensorRow> rows;
+  std::vector<TensorLayout> layouts;           ///< one per row, for algorithms over matrices
   std::vector<std::int64_t> offsets{0};        ///< prefix sums of numel
   std::int64_t chunk = kernels::kNormChunk;    ///< elements per partial sum of a norm
   std::vector<std::int64_t> chunk_offsets{0};  ///< prefix sums of chunk counts: see divide()
@@ -42,10 +50,13 @@ struct Bucket {
   kernels::EmaParams ema;                      ///< used with has_ema
   /// Process groups over which the tensors are sharded; null if the tensors are not sharded.
   const std::vector<std::string>* shard_groups = nullptr;
+  /// Process group over which sharded matrices are exchanged; null if the tensors are not sharded.
+  const std::string* exchange_group = nullptr;
   KeptTables kept;  ///< used on CUDA devices
 
   void clear() {
     rows.clear();
+    layouts.clear();
     offsets.resize(1);
     chunk_offsets.resize(1);
   }

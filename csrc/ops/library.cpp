@@ -37,6 +37,18 @@ TORCH_LIBRARY(torchfuse, m) {
       "Tensor(c!)[] state_steps, Tensor(d!)[] master_params, *, "
       "float lr, float beta1, float beta2, float weight_decay, bool maximize=False, "
       "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
+
+  // One Muon step over lists of matrices, or an AdamW step without use_muon. Step counts included.
+  m.def(
+      "fused_muon_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
+      "Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] momentum_buffers, "
+      "Tensor(e!)[] state_steps, Tensor(f!)[] master_params, *, "
+      "float lr, float weight_decay, float momentum, float beta1=0.9, float beta2=0.999, "
+      "float eps=1e-7, float ns_a=3.4445, float ns_b=-4.775, float ns_c=2.0315, float ns_steps=5, "
+      "float matrix_dims=0, bool nesterov=True, bool use_muon=True, bool polar_express=False, "
+      "bool match_rms_adamw=False, bool spectral_unclamped=False, bool ns_float32=False, "
+      "bool ns_bfloat16=False, bool ns_batched=True, "
+      "Tensor? lr_tensor=None, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
 }
 
 // Steps of layerwise optimizers.

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-def hyper_params_of(algorithm: str) -> list[tuple[str, bool, float]]:
+def hyper_params_of(algorithm: str) -> list[tuple[str, bool, float, bool]]:
     """Returns an algorithm's hyper-parameters in the order of the op's schema and of the step.
 
-    Each entry contains the name, whether the hyper-parameter is a flag, and a number's exclusive
-    upper bound.
+    Each entry contains the name, whether the hyper-parameter is a flag, a number's exclusive upper
+    bound, and whether the number must be on the host.
     """
 
 def check_hyper_params(
@@ -54,6 +54,7 @@ class FusedStep:
         stochastic: list[bool] = [],
         shard_groups: list[list[str] | None] = [],
         numbers: list[tuple[int, int, int]] = [],
+        exchange_groups: list[str] = [],
     ) -> None:
         """Replaces the plan. After an error the previous plan remains.
 
@@ -65,6 +66,8 @@ class FusedStep:
                 plain tensors.
             numbers: First index, run length (0: one run) and distance between runs in the full
                 tensor, per parameter.
+            exchange_groups: Name of the process group that exchanges a sharded matrix of FusedMuon,
+                per parameter; empty for other parameters.
         """
 
     def step(

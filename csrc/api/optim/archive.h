@@ -9,11 +9,15 @@
 #include <torch/serialize/archive.h>
 #include <torchfuse/write_back_grads.h>
 
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 namespace torchfuse::optim {
 
@@ -56,17 +60,32 @@ void read_into(Archive& archive, const std::string& owner, const std::string& ke
   number = value.isNone() ? std::nullopt : std::optional<double>(value.toDouble());
 }
 
-template <class Archive>
+template <class Archive, std::same_as<double>... Numbers>
 void read_into(Archive& archive, const std::string& owner, const std::string& key,
-               std::tuple<double, double>& pair) {
-  const auto is_pair = [](const c10::IValue& value) {
+               std::tuple<Numbers...>& numbers) {
+  constexpr std::size_t kCount = sizeof...(Numbers);
+  const auto fits = [](const c10::IValue& value) {
     if (!value.isTuple()) return false;
     const auto& elements = value.toTupleRef().elements();
-    return elements.size() == 2 && elements[0].isDouble() && elements[1].isDouble();
+    return elements.size() == kCount &&
+           std::all_of(elements.begin(), elements.end(),
+                       [](const auto& each) { return each.isDouble(); });
   };
-  const c10::IValue value = read_value(archive, owner, key, "a pair of numbers", is_pair);
+  const char* type = kCount == 2 ? "a pair of numbers" : "three numbers";
+  const c10::IValue value = read_value(archive, owner, key, type, fits);
   const auto& elements = value.toTupleRef().elements();
-  pair = {elements[0].toDouble(), elements[1].toDouble()};
+  [&]<std::size_t... i>(std::index_sequence<i...>) {
+    numbers = {elements[i].toDouble()...};
+  }(std::make_index_sequence<kCount>());
+}
+
+template <class Archive>
+void read_into(Archive& archive, const std::string& owner, const std::string& key,
+               std::optional<std::string>& text) {
+  const c10::IValue value =
+      read_value(archive, owner, key, "a string or none",
+                 [](const c10::IValue& found) { return found.isNone() || found.isString(); });
+  text = value.isNone() ? std::nullopt : std::optional<std::string>(value.toStringRef());
 }
 
 /// Returns whether the archive contains `key`. Older archives lack newer options.

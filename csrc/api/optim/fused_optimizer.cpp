@@ -241,6 +241,10 @@ void FusedOptimizer::build_plan() {
       if (impl_->shards) {
         slot.shard_groups = impl_->shards->groups;
         slot.numbers.first = impl_->shards->first_elements[static_cast<std::size_t>(slot.index)];
+        const at::Tensor& whole = impl_->shards->model_groups[group].params()[index];
+        slot.whole_sizes = whole.sizes().vec();
+        slot.whole_strides = whole.strides().vec();
+        if (!slot.shard_groups.empty()) slot.exchange_group = slot.shard_groups.front();
       }
       params.push_back(slot.param);
       steps.push_back(slot.step);

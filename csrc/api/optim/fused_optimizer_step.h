@@ -116,14 +116,25 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   return options;
 }
 
+/// Returns whether the state `index` is created together with the step count. If not, an option may
+/// add the state later.
+template <class Options, class State>
+bool comes_with_step(const Options& own, const State& held, std::size_t index) {
+  if constexpr (requires { own.use_muon(); }) {
+    const torch::Tensor& other = own.use_muon() ? held.exp_avg() : held.momentum_buffer();
+    return uses_state(own, index) && !other.defined();  // else the option was changed
+  }
+  return uses_state(Options(), index);
+}
+
 /// Returns the states that a parameter must have all or none of: "step, exp_avg and exp_avg_sq".
 template <class Options, class State>
-std::string required_names() {
+std::string required_names(const Options& own, const State& held) {
   std::vector<std::string> names{"step"};
   std::size_t index = 0;
   State state;
   OptionsTraits<Options>::states(state, [&](const char* key, const torch::Tensor&) {
-    if (uses_state(Options(), index++)) names.emplace_back(key);
+    if (comes_with_step(own, held, index++)) names.emplace_back(key);
   });
   std::string text = names.front();
   for (std::size_t i = 1; i < names.size(); ++i) {
@@ -148,11 +159,11 @@ FusedSlot FusedOptimizerOf<Options, State>::make_slot(
   Traits::states(held, [&](const char*, const torch::Tensor& tensor) {
     const std::size_t index = slot.states.size();
     const bool with_step = tensor.defined() == slot.step.defined();
-    whole = whole && (with_step || (!tensor.defined() && !uses_state(Options(), index)));
+    whole = whole && (with_step || (!tensor.defined() && !comes_with_step(own, held, index)));
     slot.states.push_back(uses_state(own, index) ? tensor : torch::Tensor());
   });
   TORCH_CHECK_VALUE(whole, Traits::kName, ": expected the state of a parameter of sizes ",
-                    param.sizes(), " to have all of ", required_names<Options, State>(),
+                    param.sizes(), " to have all of ", required_names(own, held),
                     ", got only some. Set all of these tensors, or erase the parameter's state.");
   for (std::size_t index = 0; index < slot.states.size(); ++index) {
     if (slot.states[index].defined() || !uses_state(own, index)) continue;

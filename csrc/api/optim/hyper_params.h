@@ -2,6 +2,7 @@
 // Converts a class's options to its algorithm's hyper-parameters and checks their ranges.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <torchfuse/hyper_params.h>
 
@@ -42,6 +43,12 @@ struct OptionPart {
   }
 };
 
+/// Whether an option is no number. OptionsTraits::derived() computes hyper-parameters from it.
+template <class Value>
+constexpr bool kNoNumber = std::is_same_v<Value, std::optional<std::string>> ||
+                           std::is_same_v<Value, std::optional<at::ScalarType>> ||
+                           std::is_same_v<Value, std::tuple<double, double, double>>;
+
 /// Calls visit(part, value) for every number in the options.
 template <class Options, class Visit>
 void visit_numbers(const Options& options, const Visit& visit) {
@@ -51,6 +58,8 @@ void visit_numbers(const Options& options, const Visit& visit) {
     if constexpr (std::is_same_v<Value, std::tuple<double, double>>) {
       visit(OptionPart{key, 1}, std::get<0>(value));
       visit(OptionPart{key, 2}, std::get<1>(value));
+    } else if constexpr (kNoNumber<Value>) {
+      return;
     } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
       visit(OptionPart{key}, value.value_or(std::numeric_limits<double>::infinity()));
     } else {

@@ -54,9 +54,17 @@ struct FusedSlot {
   /// master are this process's shards. Norms are summed over these groups. All processes must step
   /// the same parameters in the same order.
   std::vector<std::string> shard_groups;
-  /// Element numbers in the whole parameter, for stochastic rounding: the random bits then do not
-  /// depend on the sharding. The default is for unsharded parameters.
+  /// Element numbers in the whole parameter, for stochastic rounding, whose random bits then do not
+  /// depend on the sharding, and for Muon's matrices. The default is for unsharded parameters.
   ElementNumbers numbers;
+  /// Muon: sizes of a sharded parameter as a whole; empty for other parameters.
+  std::vector<std::int64_t> whole_sizes;
+  /// Muon: strides of a sharded parameter as a whole, in whose order elements are numbered. Empty:
+  /// row-major.
+  std::vector<std::int64_t> whole_strides;
+  /// Muon: name of the process group, with every process that has a shard, over which a sharded
+  /// parameter's matrices are exchanged.
+  std::string exchange_group;
 };
 
 /// Borrowed pointers to a slot's tensors, valid for a single step. Null: no such tensor.

@@ -25,6 +25,7 @@ struct TORCHFUSE_API HyperParamInfo {
   double high = 0.0;             ///< valid values are less than this
   bool may_be_infinite = false;  ///< whether infinity is also valid
   std::string at_least;          ///< another hyper-parameter that is a lower bound, or empty
+  bool on_host = false;          ///< never a tensor, because the host needs the value
 
   /// Returns the condition that `value` violates, such as "at least 0 and less than 1", or
   /// `nullopt` if `value` is valid.

@@ -233,6 +233,47 @@ TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::
                                const std::optional<at::Tensor>& grad_scale = std::nullopt,
                                const std::optional<at::Tensor>& found_inf = std::nullopt);
 
+/// One Muon step on lists of matrices, in place. From Jordan et al. 2024.
+///
+/// With g = grad / grad_scale:
+///
+///     step += 1
+///     m    += (1 - momentum) (g - m)
+///     d     = m + (1 - momentum) (g - m)    (nesterov), else m
+///     param -= lr * weight_decay * param + lr * factor * orthogonalized(d)
+///
+/// `orthogonalized` is `ns_steps` Newton-Schulz iterations x <- a x + (b A + c A A) x with
+/// A = x x^T, after a division by the Frobenius norm (at least `eps`). `factor` is
+/// sqrt(max(1, rows / columns)), 0.2 sqrt(max(rows, columns)) with `match_rms_adamw`, or
+/// sqrt(rows / columns) with `spectral_unclamped`. The first dimension counts the rows, and the
+/// other dimensions together count the columns.
+///
+/// @param exp_avgs, exp_avg_sqs the moments without `use_muon`, where the step is AdamW's: see
+///   fused_adam_(). Otherwise empty.
+/// @param momentum_buffers m. Empty without `use_muon`.
+/// @param matrix_dims number of last dimensions that form a matrix. A parameter with more
+///   dimensions is a stack of matrices. 0: all dimensions form one matrix.
+/// @param polar_express uses the coefficients of Amsel et al. 2025 in the place of ns_a to ns_c.
+/// @param ns_float32, ns_bfloat16 dtype of the iterations. Neither: bf16 on CUDA devices and on
+///   processors that multiply in bf16, else fp32; fp64 parameters always iterate in fp64.
+/// @param ns_batched multiplies matrices of one shape together. If false, a matrix's result does
+///   not depend on other matrices, bit for bit.
+/// The other arguments are as in fused_adam_().
+/// @throws c10::Error naming the argument and the list index, before anything is written.
+TORCHFUSE_API void fused_muon_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+                               at::TensorList exp_avg_sqs, at::TensorList momentum_buffers,
+                               at::TensorList state_steps, at::TensorList master_params, double lr,
+                               double weight_decay, double momentum, double beta1 = 0.9,
+                               double beta2 = 0.999, double eps = 1e-7, double ns_a = 3.4445,
+                               double ns_b = -4.775, double ns_c = 2.0315, double ns_steps = 5,
+                               double matrix_dims = 0, bool nesterov = true, bool use_muon = true,
+                               bool polar_express = false, bool match_rms_adamw = false,
+                               bool spectral_unclamped = false, bool ns_float32 = false,
+                               bool ns_bfloat16 = false, bool ns_batched = true,
+                               const std::optional<at::Tensor>& lr_tensor = std::nullopt,
+                               const std::optional<at::Tensor>& grad_scale = std::nullopt,
+                               const std::optional<at::Tensor>& found_inf = std::nullopt);
+
 /// Multiplies every tensor by `inv_scale` in place and sets `found_inf` to 1 if an element was not
 /// finite before. Reads and writes each tensor once; `found_inf` is never cleared. The counterpart
 /// of torch's _amp_foreach_non_finite_check_and_unscale_ for any mix of fp32, fp16, bf16 and fp64

@@ -25,6 +25,7 @@
 #include <torchfuse/optim/fused_lamb.h>
 #include <torchfuse/optim/fused_lars.h>
 #include <torchfuse/optim/fused_lion.h>
+#include <torchfuse/optim/fused_muon.h>
 #include <torchfuse/optim/fused_novograd.h>
 #include <torchfuse/optim/fused_optimizer.h>
 #include <torchfuse/optim/fused_options.h>

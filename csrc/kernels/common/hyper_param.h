@@ -29,6 +29,7 @@ struct HyperParamRange {
   double high = std::numeric_limits<double>::infinity();
   bool may_be_infinite = false;
   bool at_least_previous = false;  ///< must also be at least the preceding hyper-parameter
+  bool on_host = false;            ///< never a tensor, because the host needs the value
 };
 inline constexpr HyperParamRange kNonNegative{};
 inline constexpr HyperParamRange kDecayRate{.high = 1.0};

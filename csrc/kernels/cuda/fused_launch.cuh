@@ -30,8 +30,8 @@ struct Needed {
   using ForUpdate = Access;
   using ForMeasure = Access;
 };
-template <Layerwise Functor, class Param, class Grad, class State, bool kMaster>
-  requires(sizeof(Param) == 2)
+template <class Functor, class Param, class Grad, class State, bool kMaster>
+  requires(sizeof(Param) == 2 && (Layerwise<Functor> || kStatesInMeasure<Functor>))
 struct Needed<TypedAccess<Functor, Param, Grad, State, kMaster>> {
   static constexpr bool kEarly = kStatesInMeasure<Functor>;
   using ForUpdate =

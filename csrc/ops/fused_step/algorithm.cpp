@@ -42,6 +42,7 @@ kernels::ScalarParam GroupReader::number(std::size_t index) {
     // An op's tensor learning rate is in a separate argument, lr_tensor.
     const std::string name = whose_.empty() ? info.name + "_tensor" : info.name + whose_;
     const Argument argument{caller_, name.c_str()};
+    if (info.on_host) fail(argument, "be a number", "a tensor");
     const bool is_double = tensor->defined() && tensor->scalar_type() == at::kDouble;
     if (tensor->defined() && !is_double && tensor->scalar_type() != at::kFloat) {
       fail(argument, "be of dtype Float or Double", c10::toString(tensor->scalar_type()));

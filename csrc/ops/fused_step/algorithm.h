@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "ops/bucket.h"
 #include "ops/check.h"
 #include "ops/fused_step/layerwise.h"
+#include "ops/fused_step/muon.h"
 #include "ops/fused_step/sharding.h"
 
 namespace torchfuse::ops {
@@ -63,6 +65,11 @@ class Algorithm {
   /// Like uses_state(group, state), but for values that were never passed to set_groups() and may
   /// be out of range. Does not access a device.
   virtual bool uses_state(const std::vector<HyperParam>& group, int state) const = 0;
+  /// Whether update() needs the layouts of the bucket's rows.
+  virtual bool needs_layouts() const = 0;
+  /// Throws if the algorithm cannot update a parameter with these sizes.
+  virtual void check_sizes(const Argument& argument, std::int64_t group,
+                           c10::IntArrayRef sizes) const = 0;
   /// Runs or enqueues a bucket's update. `from_the_end` is as in UpdateArgs. If another pass runs
   /// before the update (LAMB's measure), `from_the_end` applies to that pass, and the update runs
   /// from the beginning.
@@ -78,9 +85,25 @@ std::vector<HyperParamInfo> hyper_params_in() {
     const kernels::HyperParamRange& range = entry.range;
     infos.push_back({entry.name, entry.flag != nullptr, range.low, range.high,
                      range.may_be_infinite,
-                     range.at_least_previous ? infos.back().name : std::string()});
+                     range.at_least_previous ? infos.back().name : std::string(), range.on_host});
   }
   return infos;
+}
+
+/// Runs or enqueues a functor's update of a table on `device`.
+template <class Functor>
+void update_elements([[maybe_unused]] const char* op, const c10::Device& device,
+                     const kernels::UpdateArgs<Functor>& args) {
+  if (device.is_cpu()) {
+    parallel_over_elements(args.tensors.total(),
+                           [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
+                             kernels::fused_update_cpu<Functor>(isa, args, begin, end);
+                           });
+    return;
+  }
+#if defined(TORCHFUSE_WITH_CUDA)
+  check_status(op, kernels::fused_update_cuda<Functor>(args, current_stream(device)));
+#endif
 }
 
 template <class Functor>
@@ -140,8 +163,27 @@ class FusedAlgorithm final : public Algorithm {
     return state >= Functor::kNumStates || Functor::uses_state(params, state);
   }
 
+  bool needs_layouts() const final { return kOverMatrices; }
+
+  void check_sizes([[maybe_unused]] const Argument& argument, [[maybe_unused]] std::int64_t group,
+                   [[maybe_unused]] c10::IntArrayRef sizes) const final {
+    if constexpr (kOverMatrices) check_muon_param(argument, sizes, groups_[group]);
+  }
+
   void update(const Bucket& bucket, const kernels::StepScalars* scalars, bool write_back_grads,
-              bool from_the_end) final {
+              [[maybe_unused]] bool from_the_end) final {
+    if constexpr (kOverMatrices) {
+      update_muon(op(), bucket, groups_, scalars, write_back_grads, exchanges_);
+    } else {
+      update_rows(bucket, scalars, write_back_grads, from_the_end);
+    }
+  }
+
+ private:
+  static constexpr bool kOverMatrices = std::is_same_v<Functor, kernels::Muon>;
+
+  void update_rows(const Bucket& bucket, const kernels::StepScalars* scalars, bool write_back_grads,
+                   bool from_the_end) {
     kernels::UpdateArgs<Functor> args;
     args.tensors = bucket.table();
     args.groups = groups_.data();
@@ -152,11 +194,10 @@ class FusedAlgorithm final : public Algorithm {
     if constexpr (kernels::Layerwise<Functor>) {
       update_layerwise(bucket, args);
     } else {
-      update_elements(bucket, args);
+      update_elements(op(), bucket.key.device, args);
     }
   }
 
- private:
   static typename Functor::Params read(GroupReader& reader) {
     typename Functor::Params params;
     for (std::size_t i = 0; i < std::size(Functor::kHyperParams); ++i) {
@@ -168,20 +209,6 @@ class FusedAlgorithm final : public Algorithm {
       }
     }
     return params;
-  }
-
-  void update_elements(const Bucket& bucket, const kernels::UpdateArgs<Functor>& args) const {
-    if (bucket.key.device.is_cpu()) {
-      parallel_over_elements(args.tensors.total(),
-                             [&](kernels::CpuIsa isa, std::int64_t begin, std::int64_t end) {
-                               kernels::fused_update_cpu<Functor>(isa, args, begin, end);
-                             });
-      return;
-    }
-#if defined(TORCHFUSE_WITH_CUDA)
-    check_status(op(),
-                 kernels::fused_update_cuda<Functor>(args, current_stream(bucket.key.device)));
-#endif
   }
 
   /// See Note [Layerwise optimizers]. On the CPU, a few tensors at a time go through all phases, so
@@ -205,7 +232,7 @@ class FusedAlgorithm final : public Algorithm {
       measure_shards(bucket, measure);
     }
     args.from_the_end = false;
-    update_elements(bucket, args);
+    update_elements(op(), bucket.key.device, args);
   }
 
   void update_spans(const Bucket& bucket, const kernels::MeasureArgs<Functor>& args) const {
@@ -256,6 +283,7 @@ class FusedAlgorithm final : public Algorithm {
 
   std::vector<typename Functor::Params> groups_;
   LayerwiseWorkspace workspace_;
+  MatrixExchanges exchanges_;
   std::vector<at::Tensor> tensors_;
 };
 

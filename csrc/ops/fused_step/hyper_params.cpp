@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
+#include <limits>
 
 #include "ops/fused_step/algorithm.h"
 
@@ -18,6 +19,7 @@ std::optional<std::string> HyperParamInfo::violation(double value, double least)
     if (at_least.empty() || value >= least) return std::nullopt;
     return c10::str(none, "at least ", at_least, ", ", least);
   }
+  if (low == std::numeric_limits<double>::lowest()) return "finite";
   std::string expected = c10::str(none, "at least ", low);
   if (std::isfinite(high)) expected += c10::str(" and less than ", high);
   if (std::isinf(high) && !may_be_infinite) expected += " and finite";

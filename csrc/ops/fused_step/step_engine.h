@@ -92,6 +92,9 @@ struct PlannedSlot {
   kernels::TensorRow row;  ///< contains the addresses of the last step's tensors
   BucketKey key;
   Layout layout;  ///< shared by parameter, states, master and average
+  /// Layout of the parameter as a whole, for algorithms over matrices; else empty.
+  c10::DimVector whole_sizes;
+  c10::DimVector whole_strides;
   PlannedTensor param;
   PlannedTensor states[SlotTensors::kMaxStates];
   PlannedTensor master;
@@ -243,13 +246,20 @@ class StepEngine {
   std::string caller_;
   std::size_t num_states_;
   std::size_t num_elementwise_;           ///< number of states with one entry per element
+  bool has_layouts_;                      ///< whether the algorithm needs the parameters' layouts
   c10::Device groups_device_{c10::kCPU};  ///< where the algorithm's tensor hyper-parameters are
   std::vector<PlannedSlot> planned_;
   bool has_masters_ = false;             ///< whether a slot has an fp32 master
   bool apart_ = false;                   ///< whether no two tensors share memory in this step
   std::vector<Span> spans_;              ///< sorted memory of parameters and states
   std::vector<std::int64_t> positions_;  ///< the slots' positions in their groups
-  std::vector<std::vector<std::string>> shardings_;  ///< each a list of process groups
+  /// How a parameter is sharded: see FusedSlot.
+  struct Sharding {
+    std::vector<std::string> groups;
+    std::string exchange_group;
+    bool operator==(const Sharding&) const = default;
+  };
+  std::vector<Sharding> shardings_;
   Buckets buckets_;
   std::vector<DeviceWork> work_;
 

@@ -220,6 +220,8 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
                          const PlannedSlot*& like, Target& target) {
   PlannedSlot& planned = planned_[index];
   check_used_states(index);
+  if (has_layouts_)
+    algorithm_->check_sizes(argument("params", "", index), planned.row.group, planned.whole_sizes);
   if (options.ema.has_value()) check_used_ema(index);
   const bool as_planned = matches_[index] == Match::kAsPlanned;
   if (!as_planned || like == nullptr || !(like->key == planned.key)) {
@@ -238,6 +240,9 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   active_.push_back(index);
   if (planned.row.numel != 0 || planned.key.sharding != BucketKey::kWhole) {
     target.bucket->add(planned.row);
+    if (has_layouts_) {
+      target.bucket->layouts.push_back({planned.whole_sizes, planned.whole_strides});
+    }
   }
 }
 
@@ -280,7 +285,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
   for (Bucket& bucket : buckets_.all()) {
     if (bucket.rows.empty()) continue;
     const std::int32_t sharding = bucket.key.sharding;
-    bucket.shard_groups = sharding == BucketKey::kWhole ? nullptr : &shardings_[sharding];
+    const bool whole = sharding == BucketKey::kWhole;
+    bucket.shard_groups = whole ? nullptr : &shardings_[sharding].groups;
+    bucket.exchange_group = whole ? nullptr : &shardings_[sharding].exchange_group;
     std::vector<Bucket*>& sorted = work_on(bucket.key.device).buckets;
     const auto place = std::upper_bound(
         sorted.begin(), sorted.end(), &bucket,

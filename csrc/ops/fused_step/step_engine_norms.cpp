@@ -138,7 +138,7 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
         count += (*bucket)->num_sums();
       }
       sums.push_back(sum_partials(work.device, partials, count));
-      if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding]);
+      if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding].groups);
       partials += count;
     }
   }

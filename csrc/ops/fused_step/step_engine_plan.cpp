@@ -11,6 +11,7 @@
 // address is judged by its own properties. The only thing that a plan holds, weakly, is the storage
 // in which a step left a parameter with a master: see Written.
 #include <c10/util/Exception.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <utility>
@@ -49,7 +50,8 @@ StepEngine::StepEngine(std::unique_ptr<Algorithm> algorithm, std::string caller)
     : algorithm_(std::move(algorithm)),
       caller_(std::move(caller)),
       num_states_(algorithm_->state_names().size()),
-      num_elementwise_(num_states_ - algorithm_->num_tensor_states()) {
+      num_elementwise_(num_states_ - algorithm_->num_tensor_states()),
+      has_layouts_(algorithm_->needs_layouts()) {
   TORCH_INTERNAL_ASSERT(num_states_ <= SlotTensors::kMaxStates);
 }
 
@@ -80,6 +82,16 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   planned.key.param = dtype_of(param_argument, param);
   planned.key.sharding = sharding_of(slot);
   planned.layout = Layout(param);
+  if (has_layouts_) {
+    if (slot.whole_sizes.empty()) {
+      planned.whole_sizes = planned.layout.sizes;
+      planned.whole_strides = planned.layout.strides;
+    } else {
+      planned.whole_sizes = c10::DimVector(slot.whole_sizes);
+      planned.whole_strides = slot.whole_strides.empty() ? c10::contiguous_strides(slot.whole_sizes)
+                                                         : c10::DimVector(slot.whole_strides);
+    }
+  }
   planned.param = PlannedTensor(param);
   planned.row.numel = param.numel();
   planned.row.group = static_cast<std::int32_t>(slot.group);
@@ -213,9 +225,10 @@ void StepEngine::check_tensor_state(std::size_t i, const FusedSlot& slot,
 /// processes.
 std::int32_t StepEngine::sharding_of(const FusedSlot& slot) {
   if (slot.shard_groups.empty()) return BucketKey::kWhole;
-  const auto found = std::find(shardings_.begin(), shardings_.end(), slot.shard_groups);
+  const Sharding sharding{slot.shard_groups, slot.exchange_group};
+  const auto found = std::find(shardings_.begin(), shardings_.end(), sharding);
   const auto index = static_cast<std::int32_t>(found - shardings_.begin());
-  if (found == shardings_.end()) shardings_.push_back(slot.shard_groups);
+  if (found == shardings_.end()) shardings_.push_back(sharding);
   return index;
 }
 

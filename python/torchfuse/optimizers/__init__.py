@@ -7,6 +7,7 @@ from torchfuse.optimizers.fused_lamb import FusedLAMB
 from torchfuse.optimizers.fused_lars import FusedLARS
 from torchfuse.optimizers.fused_lion import FusedLion
 from torchfuse.optimizers.fused_mixed_precision_lamb import FusedMixedPrecisionLamb
+from torchfuse.optimizers.fused_muon import FusedMuon
 from torchfuse.optimizers.fused_novograd import FusedNovoGrad
 from torchfuse.optimizers.fused_optimizer import FusedOptimizer
 from torchfuse.optimizers.fused_sgd import FusedSGD
@@ -18,6 +19,7 @@ __all__ = [
     "FusedLARS",
     "FusedLion",
     "FusedMixedPrecisionLamb",
+    "FusedMuon",
     "FusedNovoGrad",
     "FusedOptimizer",
     "FusedSGD",

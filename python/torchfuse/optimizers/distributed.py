@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -68,6 +68,34 @@ def shard_groups(param: Tensor) -> list[str] | None:
         for dim, placement in enumerate(param.placements)
         if not placement.is_replicate() and mesh.size(dim) > 1
     ]
+
+
+def exchange_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns, for each parameter, the group over which FusedMuon exchanges a sharded matrix."""
+    return [
+        _exchange_group(param) if group.get("use_muon") else ""
+        for group in groups
+        for param in group["params"]
+    ]
+
+
+def _exchange_group(param: Tensor) -> str:
+    """Returns the name of a process group of all processes with a shard of the parameter.
+
+    Empty for a parameter that no process shards. For a mesh of several dimensions that is not the
+    whole world, all its processes must call this function.
+    """
+    if not is_dtensor(param) or not shard_groups(param):
+        return ""
+    import torch.distributed as dist
+
+    mesh = param.device_mesh
+    if mesh.ndim == 1:
+        return str(mesh.get_group().group_name)
+    world = dist.group.WORLD
+    if world is not None and mesh.size() == world.size():
+        return str(world.group_name)
+    return str(mesh._flatten().get_group().group_name)
 
 
 # --- Processes that step other parameters --------------------------------------------------------
@@ -201,12 +229,17 @@ class _Part(NamedTuple):
     most: int
 
 
-def element_numbers(param: Tensor, where: str) -> Numbers:
+STOCHASTIC = ("stochastic rounding", "Use master_weights=True.")
+MATRICES = ("use_muon", "Put it in a group with use_muon=False.")
+
+
+def element_numbers(param: Tensor, where: str, use: tuple[str, str] = STOCHASTIC) -> Numbers:
     """Returns a shard's position in the full parameter; see Note [Numbers of elements].
 
     Args:
         param: Any parameter. The result is (0, 0, 0) for an unsharded parameter.
         where: Beginning of messages, such as "FusedAdam.step: expected params[0] of group 0".
+        use: What needs the numbers, and the remedy, for messages.
 
     Raises:
         ValueError: If runs are not at equal distances, or if the local shard is not contiguous or
@@ -214,7 +247,7 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
     """
     if not is_dtensor(param) or all(placement.is_replicate() for placement in param.placements):
         return 0, 0, 0
-    _require_order(param, where)
+    _require_order(param, where, use)
     splits = _splits(param)
     if splits is not None and not any(splits):
         return 0, 0, 0
@@ -224,32 +257,33 @@ def element_numbers(param: Tensor, where: str) -> Numbers:
     if numbers is None:
         raise ValueError(
             f"{where} to be sharded into evenly spaced runs, such as along one dimension, for "
-            f"stochastic rounding, got {tuple(param.placements)} for shape {tuple(param.shape)}. "
-            "Use master_weights=True."
+            f"{use[0]}, got {tuple(param.placements)} for shape {tuple(param.shape)}. {use[1]}"
         )
-    return numbers if _has_elements(param, tuple(part.own for part in known), where) else (0, 0, 0)
+    counts = tuple(part.own for part in known)
+    return numbers if _has_elements(param, counts, where, use) else (0, 0, 0)
 
 
-def _require_order(param: DTensor, where: str) -> None:
+def _require_order(param: DTensor, where: str, use: tuple[str, str]) -> None:
     """Raises ValueError unless the local shard or the full tensor is in row-major order."""
     if not param.to_local().is_contiguous() and not param.is_contiguous():
         raise ValueError(
-            f"{where} to be in row-major order for stochastic rounding, got a DTensor of shape "
+            f"{where} to be in row-major order for {use[0]}, got a DTensor of shape "
             f"{tuple(param.shape)} and strides {param.stride()}. Make the tensor contiguous before "
-            "sharding it, or use master_weights=True."
+            f"sharding it. {use[1]}"
         )
 
 
-def _has_elements(param: DTensor, counts: tuple[int, ...], where: str) -> bool:
+def _has_elements(
+    param: DTensor, counts: tuple[int, ...], where: str, use: tuple[str, str]
+) -> bool:
     """Returns whether the local shard has elements; raises ValueError for a wrong layout."""
     local = param.to_local()
     if local.numel() == 0 and 0 in counts:
         return False
     if tuple(local.shape) != counts or not local.is_contiguous():
         raise ValueError(
-            f"{where} to have a contiguous local shard of shape {counts} for stochastic rounding, "
-            f"got shape {tuple(local.shape)} and strides {local.stride()}. Use "
-            "master_weights=True."
+            f"{where} to have a contiguous local shard of shape {counts} for {use[0]}, got shape "
+            f"{tuple(local.shape)} and strides {local.stride()}. {use[1]}"
         )
     return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,16 +20,21 @@ from torchfuse import _C
 from torchfuse._shown import shown
 from torchfuse.optimizers.options import as_tensor, is_flag
 
-#: Hyper-parameters that groups store in pairs, with the pair's key and the index in the pair.
+#: Hyper-parameters that groups store in tuples, with the tuple's key and the index in the tuple.
 PARTS: Mapping[str, tuple[str, int]] = {
     "beta1": ("betas", 0),
     "beta2": ("betas", 1),
+    "ns_a": ("ns_coefficients", 0),
+    "ns_b": ("ns_coefficients", 1),
+    "ns_c": ("ns_coefficients", 2),
     "min_trust_ratio": ("trust_ratio_bounds", 0),
     "max_trust_ratio": ("trust_ratio_bounds", 1),
 }
 #: Key of a pair that may be None, and the value that replaces None.
 BOUNDS = "trust_ratio_bounds"
 UNBOUNDED = (0.0, math.inf)
+#: Lengths of the tuples.
+LENGTHS: Mapping[str, int] = Counter(key for key, _ in PARTS.values())
 #: Keys of pairs whose numbers share one range.
 PAIRS = ("betas",)
 #: Keys of flags that are not native hyper-parameters.
@@ -42,11 +48,12 @@ OTHER_FLAGS = (
 
 
 class HyperParam(NamedTuple):
-    """A native hyper-parameter; a number must be below `high`."""
+    """A native hyper-parameter; a number must be below `high`, and no tensor with `on_host`."""
 
     name: str
     is_flag: bool
     high: float
+    on_host: bool
 
 
 @functools.cache
@@ -71,12 +78,11 @@ def places(algorithm: str) -> tuple[str, ...]:
 
 @functools.cache
 def _keys(algorithm: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns a group's keys in the order of `table`, and the indices of pairs' keys."""
+    """Returns a group's keys in the order of `table`, and the indices of tuples' keys."""
     keys = tuple(
         dict.fromkeys(PARTS.get(info.name, (info.name, 0))[0] for info in table(algorithm))
     )
-    pairs = {key for key, _ in PARTS.values()}
-    return keys, tuple(place for place, key in enumerate(keys) if key in pairs)
+    return keys, tuple(place for place, key in enumerate(keys) if key in LENGTHS)
 
 
 def values(
@@ -85,22 +91,26 @@ def values(
     """Returns the values of group `index`, in the order of `table`.
 
     Raises:
-        ValueError: If a value that must be a pair is not a pair.
+        ValueError: If a value that must be a tuple is not one, or has another length.
     """
-    keys, pairs = _keys(algorithm)
+    keys, tuples = _keys(algorithm)
     found = [group[key] for key in keys]
-    for place in reversed(pairs):
+    for place in reversed(tuples):
         if keys[place] == BOUNDS and found[place] is None:
             found[place] = UNBOUNDED
+        length = LENGTHS[keys[place]]
         try:
-            first, second = found[place]
-        except (TypeError, ValueError):
+            parts = tuple(found[place])
+        except TypeError:
+            parts = ()
+        if len(parts) != length:
             caller = f"{owner.__name__}.step" if in_step else owner.__name__
+            what = "a pair of numbers" if length == 2 else f"{length} numbers"
             raise ValueError(
-                f"{caller}: expected {keys[place]} of group {index} to be a pair of numbers, got "
+                f"{caller}: expected {keys[place]} of group {index} to be {what}, got "
                 f"{shown(found[place])}."
-            ) from None
-        found[place : place + 1] = (first, second)
+            )
+        found[place : place + 1] = parts
     return tuple(found)
 
 
@@ -111,7 +121,8 @@ def as_tensors(algorithm: str, group: Mapping[str, Any]) -> dict[str, Any]:
         key: tuple(as_tensor(value, device) for value in group[key])
         if key in PAIRS
         else as_tensor(group[key], device)
-        for key in numbers(algorithm)
+        for key, info in numbers(algorithm).items()
+        if not info.on_host
     }
 
 

@@ -46,6 +46,7 @@ _OPTIONS_OF: Mapping[str, str] = {
     "dampening": "SGD",
     "momentum_decay": "torch.optim.NAdam",
     "trust_coefficient": "FusedLARS",
+    "ns_steps": "Muon",
 }
 
 

@@ -17,7 +17,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchfuse import _C
 from torchfuse._shown import shown
-from torchfuse.optimizers.distributed import Numbers, element_numbers, is_dtensor, local_part
+from torchfuse.optimizers.distributed import (
+    MATRICES,
+    STOCHASTIC,
+    Numbers,
+    element_numbers,
+    is_dtensor,
+    local_part,
+)
 from torchfuse.optimizers.ema import EMA, ema_dtype
 from torchfuse.optimizers.options import HALF_DTYPES
 
@@ -153,13 +160,15 @@ def prepare_states(optimizer: FusedOptimizer, caller: str) -> None:
 
 def numbers_in_whole(optimizer: FusedOptimizer, caller: str) -> list[Numbers]:
     """Returns each shard's position in the full parameter; see element_numbers()."""
-    return [
-        element_numbers(param, f"{caller}: expected params[{place}] of group {index}")
-        if group.get("stochastic_rounding") and takes_part(optimizer, param)
-        else (0, 0, 0)
-        for index, group in enumerate(optimizer.param_groups)
-        for place, param in enumerate(group["params"])
-    ]
+    numbers: list[Numbers] = []
+    for index, group in enumerate(optimizer.param_groups):
+        use = MATRICES if group.get("use_muon") else STOCHASTIC
+        wanted = group.get("stochastic_rounding") or group.get("use_muon")
+        for place, param in enumerate(group["params"]):
+            where = f"{caller}: expected params[{place}] of group {index}"
+            needed = wanted and takes_part(optimizer, param)
+            numbers.append(element_numbers(param, where, use) if needed else (0, 0, 0))
+    return numbers
 
 
 def step_on_fakes(optimizer: FusedOptimizer) -> bool:

@@ -174,3 +174,37 @@ def lars_update(
     change = rate * ((-grad if maximize else grad) + weight_decay * param)
     buffer.mul_(momentum).add_(change)
     param.sub_(change + momentum * buffer if nesterov else buffer)
+
+
+def muon_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    lr: float,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+    ns_steps: int = 5,
+    adjust_lr_fn: str | None = None,
+    **_: object,
+) -> None:
+    """Performs one Muon step on a matrix; see :class:`torchfuse.optimizers.FusedMuon`."""
+    buffer = state.setdefault("momentum_buffer", torch.zeros_like(param))
+    buffer.lerp_(grad, 1 - momentum)
+    direction = grad.lerp(buffer, momentum) if nesterov else buffer
+    x = direction.flatten(1)
+    x = x / x.norm().clamp(min=1e-7)
+    a, b, c = ns_coefficients
+    for _step in range(ns_steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    rows, columns = x.shape
+    factor = math.sqrt(max(1, rows / columns))
+    if adjust_lr_fn == "match_rms_adamw":
+        factor = 0.2 * math.sqrt(max(rows, columns))
+    elif adjust_lr_fn == "spectral_unclamped":
+        factor = math.sqrt(rows / columns)
+    param.mul_(1 - lr * weight_decay).sub_(lr * factor * x.view_as(param))

@@ -21,6 +21,7 @@ from torchfuse.testing.formulas import (
     adagrad_update,
     lamb_update,
     lars_update,
+    muon_update,
     novograd_update,
     sgd_update,
 )
@@ -129,6 +130,22 @@ def _lion_update(
     direction = (beta1 * momentum + (1 - beta1) * grad).sign()
     momentum.mul_(beta2).add_((1 - beta2) * grad)
     param.sub_(lr * weight_decay * param + lr * direction)
+
+
+def _muon_update(
+    param: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    step: int,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    **hyper_params: Any,
+) -> None:
+    if param.ndim < 2:
+        shared = {key: hyper_params[key] for key in ("lr", "weight_decay") if key in hyper_params}
+        adam_update(param, grad, state, step, betas=betas, **{"weight_decay": 0.1, **shared})
+    else:
+        muon_update(param, grad, state, step, **hyper_params)
 
 
 OPTIM_SPECS: tuple[OptimSpec, ...] = (
@@ -261,6 +278,27 @@ OPTIM_SPECS: tuple[OptimSpec, ...] = (
             betas=[(0.85, 0.97)],
             weight_decay=[0.0, 0.1],
             maximize=[False, True],
+        ),
+    ),
+    OptimSpec(
+        optimizer=optimizers.FusedMuon,
+        update=_muon_update,
+        grid=(
+            *grid(
+                lr=[1e-3],
+                weight_decay=[0.0, 0.1],
+                nesterov=[False, True],
+                adjust_lr_fn=["match_rms_adamw", None],
+                ns_dtype=[torch.float32],
+            ),
+            *grid(
+                lr=[1e-3],
+                weight_decay=[0.1],
+                momentum=[0.5],
+                ns_steps=[3],
+                adjust_lr_fn=["spectral_unclamped"],
+                ns_dtype=[torch.float32],
+            ),
         ),
     ),
     # The next entry goes above.

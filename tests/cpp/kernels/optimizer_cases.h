@@ -15,20 +15,20 @@
 #include "kernels/functors/lamb.h"
 #include "kernels/functors/lars.h"
 #include "kernels/functors/lion.h"
+#include "kernels/functors/muon.h"
 #include "kernels/functors/novograd.h"
 #include "kernels/functors/sgd.h"
+#include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::testing {
 
-using Optimizers = ::testing::Types<Adagrad, Adam, Lamb, Lars, Lion, NovoGrad, Sgd>;
+using Optimizers =
+    ::testing::Types<Adagrad, Adam, Lamb, Lars, Lion, MuonMomentum, MuonUpdate, NovoGrad, Sgd>;
 using LayerwiseOptimizers = ::testing::Types<Lamb, Lars, NovoGrad>;
 
-struct OptimizerName {
-  template <class Functor>
-  static std::string GetName(int) {
-    return Functor::kName;
-  }
-};
+/// Whether a step reads gradients, in any of its phases.
+template <class Functor>
+constexpr bool kReadsGrad = Layerwise<Functor> || !kStatesInMeasure<Functor>;
 
 /// One tensor in fp64; the gradient is unscaled.
 struct ExactTensor {
@@ -50,6 +50,18 @@ inline double largest_of(const std::vector<double>& values) {
 
 template <class Functor>
 struct OptimizerCase;
+
+/// "adam"; the passes of an optimizer have names of their own.
+struct OptimizerName {
+  template <class Functor>
+  static std::string GetName(int) {
+    if constexpr (requires { Functor::kName; }) {
+      return Functor::kName;
+    } else {
+      return OptimizerCase<Functor>::kName;
+    }
+  }
+};
 
 template <>
 struct OptimizerCase<Adagrad> {
@@ -233,6 +245,51 @@ struct OptimizerCase<Lion> {
       m = std::lerp(g, m, group.beta2.value);
       const int sign = (direction > 0) - (direction < 0);
       p -= group.lr.value * (group.weight_decay.value * p + sign);
+    }
+  }
+};
+
+template <>
+struct OptimizerCase<MuonMomentum> {
+  static constexpr const char* kName = "muon_momentum";
+  static constexpr int kModes = 4;
+  static std::vector<int> some_modes() { return {1, 0, 3}; }
+
+  static MuonParams group(int mode) {
+    MuonParams group;
+    group.momentum.value = (mode & 2) != 0 ? 0.0 : 0.95;
+    group.nesterov = (mode & 1) != 0;
+    return group;
+  }
+
+  static void step(const MuonParams& group, double /*step*/, ExactTensor& tensor) {
+    const double momentum = group.momentum.value;
+    for (std::size_t i = 0; i < tensor.param.size(); ++i) {
+      double& m = tensor.state[0][i];
+      m = std::lerp(tensor.grad[i], m, momentum);
+      tensor.param[i] = group.nesterov ? std::lerp(tensor.grad[i], m, momentum) : m;
+    }
+  }
+};
+
+template <>
+struct OptimizerCase<MuonUpdate> {
+  static constexpr const char* kName = "muon_update";
+  static constexpr int kModes = 4;
+  static std::vector<int> some_modes() { return {0, 3}; }
+
+  static MuonUpdateParams group(int mode) {
+    MuonUpdateParams group;
+    group.lr.value = 0.05;
+    group.weight_decay.value = (mode & 1) != 0 ? 0.1 : 0.0;
+    group.lr_factor = (mode & 2) != 0 ? 1.7 : 1.0;
+    return group;
+  }
+
+  static void step(const MuonUpdateParams& group, double /*step*/, ExactTensor& tensor) {
+    for (std::size_t i = 0; i < tensor.param.size(); ++i) {
+      double& p = tensor.param[i];
+      p -= group.lr.value * (group.weight_decay.value * p + group.lr_factor * tensor.state[0][i]);
     }
   }
 };

@@ -11,6 +11,7 @@
 #include "kernels/functors/lamb.h"
 #include "kernels/functors/lars.h"
 #include "kernels/functors/lion.h"
+#include "kernels/functors/muon.h"
 #include "kernels/functors/novograd.h"
 #include "kernels/functors/prologue.h"
 #include "kernels/functors/scale_update.h"
@@ -35,6 +36,7 @@ TEST(Coefs, OfTinyLearningRatesAreZero) {
   EXPECT_EQ(with_tiny_lr<Lamb>().minus_lr, 0.0f);
   EXPECT_EQ(with_tiny_lr<Lars>().lr, 0.0f);
   EXPECT_EQ(with_tiny_lr<Lion>().minus_lr, 0.0f);
+  EXPECT_EQ(with_tiny_lr<MuonUpdate>().minus_lr, 0.0f);
   EXPECT_EQ(with_tiny_lr<NovoGrad>().minus_rate, 0.0f);
   EXPECT_EQ(with_tiny_lr<Sgd>().minus_lr, 0.0f);
 }

@@ -76,7 +76,7 @@ class Optimizer : public ::testing::Test {
           ASSERT_NEAR(after.parts[part].get(at), s, tolerance * (1 + std::abs(s))) << i;
         }
       }
-      scaled.set(0, 0.5 * before.parts[kGrad].get(at));
+      scaled.set(0, (kReadsGrad<Functor> ? 0.5 : 1.0) * before.parts[kGrad].get(at));
       ASSERT_EQ(after.parts[kGrad].get(at), scaled.get(0)) << i;
     }
     ASSERT_NEAR(after.tracked.get(0), exact.tracked, (wide ? 1e-14 : 1e-6) * exact.tracked);
@@ -213,6 +213,39 @@ TEST(Lion, WithoutADirectionOnlyTheDecayMoves) {
   OptimizerProblem<Lion>({}, list, {OptimizerCase<Lion>::group(1)}, &step).run_on_cpu(kHalf);
   const auto moved = static_cast<float>(list[0].parts[kParam].get(0));
   EXPECT_FLOAT_EQ(moved, 2.0f - 0.05f * 0.1f * 2.0f);
+}
+
+// The direction takes the place of a parameter, in memory that nothing has written.
+TEST(MuonMomentum, WritesADirectionWhateverWasThere) {
+  for (const DType direction : {kFp32, kFp16, kBf16}) {
+    const UpdateTuple tuple{direction, kBf16, kFp32};
+    float step = 1.0f;
+    TensorList expected = contents_of<MuonMomentum>(tuple, {1003});
+    TensorList list = expected;
+    for (std::int64_t i = 0; i < 1003; ++i) list[0].parts[kParam].set(i, NAN);
+    const auto groups = some_groups<MuonMomentum>();
+    OptimizerProblem<MuonMomentum>(tuple, expected, groups, &step).run_on_cpu(kHalf);
+    OptimizerProblem<MuonMomentum>(tuple, list, groups, &step).run_on_cpu(kHalf);
+    expect_same_bits(list, expected);
+  }
+}
+
+TEST(MuonUpdate, ReadsNoGradientAndWritesParametersAlone) {
+  const auto groups = some_groups<MuonUpdate>();
+  for (const UpdateTuple& tuple : {UpdateTuple{}, UpdateTuple{kBf16, kBf16, kFp16}}) {
+    float step = 1.0f;
+    TensorList expected = contents_of<MuonUpdate>(tuple, {1003});
+    TensorList before = expected;
+    for (std::int64_t i = 0; i < 1003; ++i) before[0].parts[kGrad].set(i, NAN);
+    TensorList after = before;
+    OptimizerProblem<MuonUpdate>(tuple, expected, groups, &step).run_on_cpu(kHalf);
+    OptimizerProblem<MuonUpdate> problem(tuple, after, groups, &step);
+    problem.write_back = true;
+    problem.run_on_cpu(kHalf);
+    EXPECT_TRUE(same_bits(after[0].parts[kParam], expected[0].parts[kParam]));
+    before[0].parts[kParam] = after[0].parts[kParam];
+    expect_same_bits(after, before);
+  }
 }
 
 TEST(NovoGrad, TheNormOfVeryLargeAndVerySmallNumbersIsExact) {

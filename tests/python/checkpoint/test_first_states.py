@@ -25,6 +25,7 @@ from torchfuse.optimizers import (
     FusedLAMB,
     FusedLARS,
     FusedLion,
+    FusedMuon,
     FusedNovoGrad,
     FusedSGD,
 )
@@ -35,6 +36,11 @@ CLASSES: dict[Any, dict[str, Any]] = {
     FusedLAMB: {},
     FusedLARS: {},
     FusedLion: {},
+    FusedMuon: {
+        "ns_dtype": torch.float32,
+        "adjust_lr_fn": "match_rms_adamw",
+        "ns_coefficients": (3.0, -3.2, 1.2),
+    },
     FusedNovoGrad: {},
     FusedSGD: {"momentum": 0.9, "dampening": 0.1},
 }
@@ -42,16 +48,22 @@ STATES = ("fresh", "skipped", "frozen")
 
 
 class Run:
-    """An optimizer of three parameters, of which a frozen one has no gradients."""
+    """An optimizer of three parameters, of which a frozen one has no gradients.
+
+    FusedMuon has matrices around a vector.
+    """
 
     def __init__(self, kind: Any, state: str) -> None:
-        self.params = [torch.nn.Parameter(torch.full((3,), 1.0 + 0.5 * i)) for i in range(3)]
+        shapes = [(2, 3), (3,), (2, 3)] if kind is FusedMuon else [(3,)] * 3
+        self.params = [
+            torch.nn.Parameter(torch.full(shape, 1.0 + 0.5 * i)) for i, shape in enumerate(shapes)
+        ]
         self.optimizer = kind(self.params, lr=0.1, **CLASSES[kind])
         self.state = state
 
     def set_gradients(self, value: float) -> None:
         for index, param in enumerate(self.params[: 2 if self.state == "frozen" else 3]):
-            param.grad = torch.full((3,), value * (1.0 + index))
+            param.grad = torch.full_like(param, value * (1.0 + index))
 
     def begin(self) -> None:
         if self.state == "skipped":
@@ -70,7 +82,7 @@ class Run:
             self.optimizer.step()
 
     def save(self, path: Path) -> None:
-        values = {"params": torch.stack([param.detach() for param in self.params])}
+        values = {"params": torch.cat([param.detach().flatten() for param in self.params])}
         torchfuse.save_checkpoint(path, optimizer=self.optimizer, values=values)
 
 

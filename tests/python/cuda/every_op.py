@@ -9,6 +9,7 @@ any operator, and compares a replay with the CPU:
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,22 +18,23 @@ import torch
 from torch import Tensor
 
 import torchfuse
-from torchfuse.testing import OPTIM_SPECS
+from torchfuse.optimizers.hyper_params import table
+from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
 Call = Callable[[], Sequence[Tensor]]
 
-SHAPES = ((5, 3), (2000,), (1,))
-#: For the optimizers' arguments without a default.
-NUMBERS = {
+SHAPES = ((5, 3), (2000,), (1,), (4, 2, 6))
+#: For the optimizers that have them.
+OPTIONS = {
     "lr": 0.0,  # the tensor counts
-    "beta1": 0.9,
-    "beta2": 0.999,
+    "betas": (0.9, 0.999),
     "momentum": 0.9,
     "dampening": 0.1,
     "weight_decay": 0.1,
     "eps": 1e-8,
     "trust_coefficient": 0.01,
     "lr_decay": 0.1,
+    "ns_dtype": torch.float32,  # the default is another one on every device
 }
 RULE = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3}
 OPS = torch.ops.torchfuse
@@ -42,26 +44,35 @@ def _normal(device: str, *shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-def _optimizer(name: str, device: str) -> Call:
-    op = getattr(OPS, name)
-    keywords = {
-        argument.name: NUMBERS[argument.name]
-        for argument in op.default._schema.arguments
-        if argument.kwarg_only and not argument.has_default_value()
-    }
-    params, grads = ([_normal(device, *shape, seed=i) for shape in SHAPES] for i in range(2))
-    states: list[list[Tensor]] = []
-    for state in torchfuse._C.FusedStep(name.removeprefix("fused_")[:-1]).state_names:
-        if state == "exp_avg_norm":
-            states.append([torch.ones((), device=device) for _ in params])
-        else:  # without AMSGrad there are no largest second moments
-            states.append([p.square() for p in params if state != "max_exp_avg_sq"])
-    steps = list(torch.ones(len(params), device=device).unbind())
+def _optimizer(spec: OptimSpec, device: str) -> Call:
+    """Once for each group into which the class divides parameters of all shapes."""
+    known = inspect.signature(spec.optimizer).parameters
+    options = {key: value for key, value in OPTIONS.items() if key in known}
+    optimizer = spec.optimizer([_normal(device, *shape) for shape in SHAPES], **options)
     rate = torch.tensor(0.01, dtype=torch.float64, device=device)
+    calls: list[tuple[list[list[Tensor]], dict[str, float]]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        params = group["params"]
+        grads = [_normal(device, *param.shape, seed=1) for param in params]
+        states: list[list[Tensor]] = []
+        for state in torchfuse._C.FusedStep(spec.algorithm).state_names:
+            like = params if state in optimizer._state_names(group) else []
+            if state == "exp_avg_norm":
+                states.append([torch.ones((), device=device) for _ in like])
+            else:
+                states.append([param.square() for param in like])
+        steps = list(torch.ones(len(params), device=device).unbind())
+        values = optimizer._hyper_params(index, group)
+        keywords = {
+            info.name: bool(value) if info.is_flag else float(value)
+            for info, value in zip(table(spec.algorithm), values, strict=True)
+        }
+        calls.append(([params, grads, *states, steps, []], keywords))
 
     def call() -> Sequence[Tensor]:
-        op(params, grads, *states, steps, [], **keywords, lr_tensor=rate)
-        return [*params, *(tensor for state in states for tensor in state), *steps]
+        for lists, keywords in calls:
+            getattr(OPS, spec.op)(*lists, **keywords, lr_tensor=rate)
+        return [tensor for lists, _ in calls for tensors in lists for tensor in tensors]
 
     return call
 
@@ -133,7 +144,7 @@ def _cross_entropy(device: str) -> Call:
 #: Makes the arguments on a device; the call makes results of them. `layer_norm`, `sync_batch_norm`
 #: and `softmax_cross_entropy` call the operators that they consist of, forward and backward.
 CALLS: dict[str, Callable[[str], Call]] = {
-    **{spec.op: partial(_optimizer, spec.op) for spec in OPTIM_SPECS},
+    **{spec.op: partial(_optimizer, spec) for spec in OPTIM_SPECS},
     "multi_tensor_unscale_": _unscale,
     "multi_tensor_l2_norm": _norm,
     "amp_update_scale_": _update_scale,

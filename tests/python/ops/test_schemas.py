@@ -67,7 +67,7 @@ def test_an_optimizers_operator_has_the_common_form(name: str) -> None:
     table = torchfuse._C.hyper_params_of(OPTIMIZER_OPS[name].algorithm)
     assert [key for key in keywords if key not in common] == [name for name, *_ in table]
     flags = {key for key, argument in keywords.items() if str(argument.type) == "bool"}
-    assert flags == {name for name, is_flag, _ in table if is_flag}
+    assert flags == {name for name, is_flag, *_ in table if is_flag}
     assert all(keywords[key].default_value is None for key in common)
     assert not registered()[name].returns
 

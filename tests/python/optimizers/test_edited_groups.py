@@ -183,8 +183,9 @@ def of_spec(spec: OptimSpec) -> Any:
 def test_a_flag_edited_to_neither_true_nor_false_is_refused(spec: OptimSpec, name: str) -> None:
     optimizer = of_spec(spec)
     optimizer.add_param_group({"params": make_params([(2,)], seed=5)})
+    last = len(optimizer.param_groups) - 1
     for value in (*NOT_FLAGS, torch.ones(2), np.ones(2)):
-        message = f"expected {name} of group 1 to be a bool, got {value!r}. Set it to True or"
+        message = f"expected {name} of group {last} to be a bool, got {value!r}. Set it to True or"
         check_refused(optimizer, name, value, re.escape(message), TypeError)
 
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.adam import DEFAULT_SHAPES, make_params, random_grads, set_grads, snapshot, train
+from support.adam import (
+    DEFAULT_SHAPES,
+    make_params,
+    params_of,
+    random_grads,
+    set_grads,
+    snapshot,
+    train,
+)
 from support.compare import assert_all_same_bits, assert_same_bits
 from torch import Tensor
 
@@ -199,7 +207,7 @@ def test_parameters_hold_their_averages_and_get_their_values_back(
         train(each, tensors, range(3))
     before = snapshot(optimizer)
     with optimizer.ema_weights():
-        for index, param in enumerate(params):
+        for index, param in enumerate(params_of(optimizer)):
             assert_same_bits(param, before[f"ema_param[{index}]"].to(param.dtype))
     assert_all_same_bits(snapshot(optimizer), before)
     for each, tensors in ((optimizer, params), (other, others)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 import re
@@ -16,7 +17,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.adam import make_params, random_grads, set_grads, snapshot, through_file, train
+from support.adam import (
+    make_params,
+    params_of,
+    random_grads,
+    set_grads,
+    snapshot,
+    through_file,
+    train,
+)
 from support.compare import assert_all_same_bits, assert_same_bits
 from test_optim_specs import (
     BF16_MASTER,
@@ -35,8 +44,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict as dcp_state
 
 from torchfuse.optimizers import FusedOptimizer
-from torchfuse.optimizers.hyper_params import PAIRS, numbers
-from torchfuse.optimizers.state import names_of
+from torchfuse.optimizers.hyper_params import LENGTHS, numbers
 from torchfuse.testing import assert_close_to_torch
 
 
@@ -122,7 +130,7 @@ def test_a_copy_goes_on_with_the_same_bits(case: Case, mode: Mode, how: str, dev
     else:
         copied, others = pickle.loads(pickle.dumps(both))
     assert type(copied) is case.spec.optimizer
-    assert copied.param_groups[0]["params"][0] is others[0]
+    assert set(map(id, params_of(copied))) == set(map(id, others))
     before = snapshot(optimizer)
     train(copied, others, [3])
     assert_all_same_bits(snapshot(optimizer), before)
@@ -174,7 +182,9 @@ def test_distributed_checkpoint(
     dcp.load(target, storage_reader=dcp.FileSystemReader(tmp_path / "checkpoint"), no_dist=True)
     other.load_state_dict(target["model"])
     dcp_state.set_optimizer_state_dict(other, loaded, target["optimizer"], options=options)
-    assert loaded.param_groups[1]["lr"] == 7e-3
+    rates = [group["lr"] for group in loaded.param_groups]
+    assert rates == [group["lr"] for group in optimizer.param_groups]
+    assert rates[-1] == 7e-3
 
     for owner, each in ((model, optimizer), (other, loaded)):
         params = list(owner.parameters())
@@ -282,13 +292,15 @@ def test_a_checkpoint_follows_the_parameters_to_their_device(
     loaded = case.ours(others, master_weights=True)
     monkeypatch.setattr(loaded, "_check_group", lambda *_: None)
     loaded.load_state_dict(saved)
-    for other, state in zip(others, saved["state"].values(), strict=True):
+    for other, state in zip(params_of(loaded), saved["state"].values(), strict=True):
         devices = {name: t.device.type for name, t in loaded.state[other].items()}
         assert devices == dict.fromkeys(state, "meta")
-    for name in numbers(optimizer._algorithm):
-        value = loaded.param_groups[0][name]
-        for tensor in value if name in PAIRS else [value]:
-            assert tensor.device.type == "meta", name
+    for name, info in numbers(optimizer._algorithm).items():
+        for group in loaded.param_groups:
+            for value in group[name] if name in LENGTHS else [group[name]]:
+                moved = isinstance(value, Tensor) and value.device.type == "meta"
+                assert moved or info.on_host, name
+                assert not (info.on_host and isinstance(value, Tensor)), name
 
 
 # --- Damage ---------------------------------------------------------------------------------------
@@ -300,6 +312,8 @@ DAMAGES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "complex": (lambda state: state.to(torch.complex64), "to be a floating-point tensor, got"),
     "sparse": (lambda state: state.to_sparse(), "to be a dense tensor, got layout"),
 }
+#: States beside which torch's or apex's classes do not count steps.
+UNCOUNTED = {"sgd": "momentum_buffer", "adagrad": "sum", "muon": "momentum_buffer"}
 
 
 @every_optimizer
@@ -315,20 +329,25 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(case: Case) ->
             optimizer.load_state_dict(broken)
         assert_all_same_bits(snapshot(optimizer), before)
 
-    for name in tensors_of(optimizer.state[params[1]]):
-        for change, message in DAMAGES.values():
+    uncounted = UNCOUNTED.get(case.spec.algorithm)
+    # The last parameter of a group stands for all of them.
+    for end in itertools.accumulate(len(group["params"]) for group in optimizer.param_groups):
+        index = end - 1
+        state = optimizer.state[params_of(optimizer)[index]]
+        for name in tensors_of(state):
+            for change, message in DAMAGES.values():
+                broken = copy.deepcopy(optimizer.state_dict())
+                broken["state"][index][name] = change(broken["state"][index][name])
+                expect_refusal(broken, rf"state\[{index}\]\['{name}'\] {message}")
+            # Without a momentum buffer, SGD begins one in its next step, as torch does.
+            if name != "momentum_buffer":
+                broken = copy.deepcopy(optimizer.state_dict())
+                del broken["state"][index][name]
+                expect_refusal(broken, rf"state\[{index}\] to hold '{name}'")
+        if uncounted not in state:
             broken = copy.deepcopy(optimizer.state_dict())
-            broken["state"][1][name] = change(broken["state"][1][name])
-            expect_refusal(broken, rf"state\[1\]\['{name}'\] {message}")
-        # Without a momentum buffer, SGD begins one in its next step, as torch does.
-        if name != "momentum_buffer":
-            broken = copy.deepcopy(optimizer.state_dict())
-            del broken["state"][1][name]
-            expect_refusal(broken, rf"state\[1\] to hold '{name}'")
-    if case.spec.algorithm not in ("sgd", "adagrad"):  # torch's and apex's do not count
-        broken = copy.deepcopy(optimizer.state_dict())
-        del broken["state"][1]["step"]
-        expect_refusal(broken, r"state\[1\] or its parameter group to hold 'step'")
+            del broken["state"][index]["step"]
+            expect_refusal(broken, rf"state\[{index}\] or its parameter group to hold 'step'")
 
 
 # --- Step counts ----------------------------------------------------------------------------------
@@ -380,11 +399,13 @@ def test_counts_of_every_type_are_taken(case: Case, count: Any) -> None:
     train(optimizer, params, [1])
     saved = copy.deepcopy(optimizer.state_dict())
     # torch.optim.SGD does not count: ours takes a 0 beside a running buffer for 1.
-    for name in names_of(case.spec.algorithm)[0]:
-        saved["state"][1][name].zero_()
-    saved["state"][1]["step"] = count
+    for state in saved["state"].values():
+        for tensor in tensors_of(state).values():
+            tensor.zero_()
+        state["step"] = count
     optimizer.load_state_dict(saved)
-    assert float(optimizer.state[params[1]]["step"]) == float(count)
+    for param in params:
+        assert float(optimizer.state[param]["step"]) == float(count)
 
 
 @every_optimizer

@@ -42,13 +42,14 @@ def test_the_op_in_one_graph(case: Case, mode: Mode, device: str) -> None:
         return lists[0][0] + 1
 
     rate = torch.tensor(0.5, device=device)
-    eager, keywords = op_arguments(optimizer, params)
-    compiled, _ = op_arguments(optimizer, params)
-    expected = two_steps(eager, keywords, rate)
     in_one_graph = torch.compile(two_steps, fullgraph=True, backend=BACKEND)
-    assert_same_bits(in_one_graph(compiled, keywords, rate), expected)
-    for mine, theirs in zip(compiled, eager, strict=True):
-        assert_bitwise_equal(mine, theirs)
+    for index in range(len(optimizer.param_groups)):
+        eager, keywords = op_arguments(optimizer, index)
+        compiled, _ = op_arguments(optimizer, index)
+        expected = two_steps(eager, keywords, rate)
+        assert_same_bits(in_one_graph(compiled, keywords, rate), expected)
+        for mine, theirs in zip(compiled, eager, strict=True):
+            assert_bitwise_equal(mine, theirs)
 
 
 @every_optimizer

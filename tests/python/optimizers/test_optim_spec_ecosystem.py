@@ -67,7 +67,8 @@ def test_schedulers_set_the_rate_of_each_step(case: Case, name: str, tensors: bo
     rates = []
     for step in range(5):
         rates.append(float(torchs.param_groups[0]["lr"]))
-        reference.param_groups[0]["lr"] = rates[-1]
+        for group in reference.param_groups:
+            group["lr"] = rates[-1]
         torchs.step()
         train(optimizer, params, [step])
         train(reference, others, [step])
@@ -232,7 +233,8 @@ def test_a_hook_before_the_step_may_change_gradients_and_rates(case: Case) -> No
     optimizer.register_step_pre_hook(halve)
     train(optimizer, params, [1])
     set_grads(others, [0.5 * grad for grad in random_grads(others, 1)])
-    reference.param_groups[0]["lr"] /= 2
+    for group in reference.param_groups:
+        group["lr"] /= 2
     reference.step()
     assert_all_same_bits(snapshot(optimizer), snapshot(reference))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.compare import assert_all_same_bits
 from test_optim_specs import FIRST_CASES, Case, Mode, every_mode, every_optimizer
 from torch import Tensor
 
-from torchfuse.optimizers.hyper_params import PAIRS, PARTS, numbers, table
+from torchfuse.optimizers.hyper_params import LENGTHS, PARTS, numbers, table
 from torchfuse.optimizers.options import STEP_OPTIONS
 from torchfuse.testing import OPTIM_SPECS, OptimSpec, assert_bitwise_equal
 
@@ -54,19 +55,39 @@ def test_tensor_hyper_parameters_give_the_same_bits(case: Case, mode: Mode, devi
     assert_all_same_bits(snapshot(capturable), snapshot(optimizer))
 
 
+#: Arguments with another name than the flag that they set.
+CHOSEN_BY = {
+    "inf_norm": "norm_type",
+    "match_rms_adamw": "adjust_lr_fn",
+    "spectral_unclamped": "adjust_lr_fn",
+    "ns_float32": "ns_dtype",
+    "ns_bfloat16": "ns_dtype",
+}
+
+
 @pytest.mark.parametrize("spec", OPTIM_SPECS, ids=lambda spec: spec.algorithm)
 def test_the_signature_has_the_hyper_parameters_and_defaults_of_the_table(spec: OptimSpec) -> None:
     native = {info.name for info in table(spec.algorithm)}
     named = inspect.signature(spec.optimizer).parameters
     keys = {PARTS.get(name, (name, 0))[0] for name in native}
-    # FusedNovoGrad has apex's `norm_type` for it.
-    assert keys - {"inf_norm"} <= set(named)
+    assert {CHOSEN_BY.get(key, key) for key in keys} <= set(named)
     group = spec.optimizer(make_params(), **spec.grid[0]).param_groups[0]
     flags = {info.name for info in table(spec.algorithm) if info.is_flag} & set(group)
     assert all(isinstance(group[name], bool) for name in flags)
     group = spec.optimizer(make_params(), lr=1e-3).param_groups[0]
-    for name in group.keys() & named.keys() - {"params", "lr", "write_back_grads"}:
+    # `use_muon=None` divides the parameters: each group has True or False.
+    for name in group.keys() & named.keys() - {"params", "lr", "write_back_grads", "use_muon"}:
         assert group[name] == named[name].default, name
+
+
+#: Numbers out of range, the condition that they violate, and what a text is not.
+Range = tuple[tuple[float, ...], str, str]
+#: Of hyper-parameters whose range is not the usual one.
+RANGES: dict[str, Range] = {
+    "ns_coefficients": ((math.nan, math.inf, -math.inf), "finite", "(a |3 )number"),
+    "ns_steps": ((-1, 0, 100), "at least 1 and less than 100", "an int"),
+    "matrix_dims": ((-1,), "at least 0", "an int"),
+}
 
 
 @pytest.mark.parametrize(
@@ -78,17 +99,22 @@ def test_a_hyper_parameter_out_of_range_is_refused(case: Case, name: str) -> Non
     params = make_params()
     optimizer = case.ours(params)
     train(optimizer, params, [1])
-    for bad in (-0.1, numbers(case.spec.algorithm)[name].high, float("nan")):
-        for value in [(bad, 0.5), (0.5, bad)] if name in PAIRS else [bad]:
+    groups = len(optimizer.param_groups)
+    usual: Range = ((-0.1, numbers(case.spec.algorithm)[name].high, math.nan), "at least 0", "a ")
+    numbers_out, condition, kind = RANGES.get(name, usual)
+    for bad in numbers_out:
+        length = LENGTHS.get(name, 0)
+        tuples = [(*[0.5] * at, bad, *[0.5] * (length - at - 1)) for at in range(length)]
+        for value in tuples or [bad]:
             place = rf"{name}(\[{value.index(bad)}\])" if isinstance(value, tuple) else name
             start = f"^{case.spec.optimizer.__name__}: expected {place} of group"
-            with pytest.raises(ValueError, match=f"{start} 0 to be at least 0"):
+            with pytest.raises(ValueError, match=f"{start} 0 to be {condition}"):
                 Case(case.spec, {**case.hyper, name: value}).ours(make_params())
-            with pytest.raises(ValueError, match=f"{start} 1 to be at least 0"):
+            with pytest.raises(ValueError, match=f"{start} {groups} to be {condition}"):
                 optimizer.add_param_group({"params": make_params(seed=5), name: value})
-    with pytest.raises((TypeError, ValueError), match=f"expected {name}.* to be a "):
+    with pytest.raises((TypeError, ValueError), match=f"expected {name}.* to be {kind}"):
         Case(case.spec, {**case.hyper, name: "0.1"}).ours(make_params())
-    assert len(optimizer.param_groups) == 1
+    assert len(optimizer.param_groups) == groups
     train(optimizer, params, [2])
 
 
@@ -153,10 +179,11 @@ def test_one_element_tensors_of_every_form_are_numbers(
     optimizer = Case(case.spec, {**case.hyper, **values}).ours(params)
     with_tensors = Case(case.spec, {**case.hyper, **tensors}).ours(others)
     # The tensor itself stays in the group: a schedule may write to it.
-    assert with_tensors.param_groups[0]["lr"] is tensors["lr"]
+    assert all(group["lr"] is tensors["lr"] for group in with_tensors.param_groups)
     train(optimizer, params, [1])
     train(with_tensors, others, [1])
-    optimizer.param_groups[0]["lr"] = 0.25
+    for group in optimizer.param_groups:
+        group["lr"] = 0.25
     tensors["lr"].fill_(0.25)
     train(optimizer, params, [2])
     train(with_tensors, others, [2])
@@ -189,7 +216,7 @@ def test_a_decay_rate_of_0_forgets_what_was_before_however_large(
 @pytest.mark.parametrize("case", FIRST_CASES, ids=str)
 def test_parameters_with_gaps_or_overlap_are_refused_at_once(case: Case) -> None:
     for bad in (torch.ones(4, 4)[:, :2], torch.ones(4, 4)[::2, 0], torch.ones(1).expand(3)):
-        params = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(bad)]
+        params = [torch.nn.Parameter(torch.ones(bad.shape)), torch.nn.Parameter(bad)]
         name, sizes = case.spec.optimizer.__name__, re.escape(str(tuple(bad.shape)))
         message = (
             rf"{name}: expected params\[1\] of group 0 to be without gaps or overlap in memory, "

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,9 +27,11 @@ from torchfuse.testing import assert_bitwise_equal
 
 
 def op_arguments(
-    optimizer: FusedOptimizer, params: Sequence[Tensor]
+    optimizer: FusedOptimizer, index: int
 ) -> tuple[list[list[Tensor]], dict[str, Any]]:
-    """Copies of the optimizer's tensors and values, in the order of every fused optimizer's op."""
+    """Copies of a group's tensors and values, in the order of every fused optimizer's op."""
+    group = optimizer.param_groups[index]
+    params: list[Tensor] = group["params"]
     states = [optimizer.state[p] for p in params]
     names = torchfuse._C.FusedStep(optimizer._algorithm).state_names
     lists = [
@@ -42,7 +43,7 @@ def op_arguments(
     ]
     schema = getattr(torch.ops.torchfuse, f"fused_{optimizer._algorithm}_").default._schema
     types = {argument.name: argument.type for argument in schema.arguments}
-    values = optimizer._hyper_params(0, optimizer.param_groups[0])
+    values = optimizer._hyper_params(index, group)
     keywords = {
         name: bool(value) if isinstance(types[name], torch.BoolType) else float(value)
         for name, value in zip(
@@ -62,12 +63,17 @@ def test_the_op_does_what_the_class_does(case: Case, mode: Mode, device: str) ->
     optimizer = case.ours(params, **mode.options)
     train(optimizer, params, [1])
     set_grads(params, random_grads(params, 2))
-    lists, keywords = op_arguments(optimizer, params)
-    getattr(torch.ops.torchfuse, case.spec.op)(*lists, **keywords)
+    groups = range(len(optimizer.param_groups))
+    updated = []
+    for index in groups:
+        lists, keywords = op_arguments(optimizer, index)
+        getattr(torch.ops.torchfuse, case.spec.op)(*lists, **keywords)
+        updated.append(lists)
     optimizer.step()
-    expected, _ = op_arguments(optimizer, params)
-    for mine, theirs in zip(lists, expected, strict=True):
-        assert_bitwise_equal(mine, theirs)
+    for index in groups:
+        expected, _ = op_arguments(optimizer, index)
+        for mine, theirs in zip(updated[index], expected, strict=True):
+            assert_bitwise_equal(mine, theirs)
 
 
 @every_optimizer
@@ -75,13 +81,14 @@ def test_the_op_takes_its_learning_rate_from_a_tensor(case: Case, device: str) -
     params = make_params(device=device)
     optimizer = case.ours(params)
     train(optimizer, params, [1])
-    lists, keywords = op_arguments(optimizer, params)
-    expected = copy.deepcopy(lists)
     op = getattr(torch.ops.torchfuse, case.spec.op)
-    op(*expected, **keywords)
-    rate = torch.tensor(keywords["lr"], dtype=torch.float64, device=device)
-    op(*lists, **{**keywords, "lr": 0.0}, lr_tensor=rate)
-    assert_bitwise_equal(lists[0], expected[0])
+    for index in range(len(optimizer.param_groups)):
+        lists, keywords = op_arguments(optimizer, index)
+        expected = copy.deepcopy(lists)
+        op(*expected, **keywords)
+        rate = torch.tensor(keywords["lr"], dtype=torch.float64, device=device)
+        op(*lists, **{**keywords, "lr": 0.0}, lr_tensor=rate)
+        assert_bitwise_equal(lists[0], expected[0])
 
 
 @pytest.mark.parametrize("mode", [FP32, BF16_MASTER], ids=str)
@@ -90,10 +97,11 @@ def test_opcheck(case: Case, mode: Mode, device: str) -> None:
     params = make_params([(5, 3), (7,)], mode.dtype, device)
     optimizer = case.ours(params, **mode.options)
     train(optimizer, params, [1])
-    lists, keywords = op_arguments(optimizer, params)
     op = getattr(torch.ops.torchfuse, case.spec.op).default
     options = {
         "grad_scale": torch.tensor(4.0, device=device),
         "found_inf": torch.zeros((), device=device),
     }
-    torch.library.opcheck(op, tuple(lists), {**keywords, **options})
+    for index in range(len(optimizer.param_groups)):
+        lists, keywords = op_arguments(optimizer, index)
+        torch.library.opcheck(op, tuple(lists), {**keywords, **options})

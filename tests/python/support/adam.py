@@ -114,11 +114,20 @@ def through_file(state_dict: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Copies of every parameter, gradient and state tensor, by name."""
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters in the optimizer's order, which numbers the states of a checkpoint."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def snapshot(
+    optimizer: torch.optim.Optimizer, params: Sequence[Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Copies of every parameter, gradient and state tensor, by name.
+
+    They are numbered as in `params`, or else as in the optimizer.
+    """
     copies: dict[str, Tensor] = {}
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, p in enumerate(params):
+    for index, p in enumerate(params_of(optimizer) if params is None else params):
         copies[f"param[{index}]"] = p.detach().clone()
         if p.grad is not None:
             copies[f"grad[{index}]"] = p.grad.clone()

@@ -10,6 +10,7 @@
 #include <torchfuse/optim/fused_lamb.h>
 #include <torchfuse/optim/fused_lars.h>
 #include <torchfuse/optim/fused_lion.h>
+#include <torchfuse/optim/fused_muon.h>
 #include <torchfuse/optim/fused_novograd.h>
 #include <torchfuse/optim/fused_sgd.h>
 
@@ -39,7 +40,7 @@ bool visit_with_betas(OptimizerOptions& options, const Visit& visit) {
 
 template <class Visit>
 bool visit_with_momentum(OptimizerOptions& options, const Visit& visit) {
-  return visit_as<FusedLARSOptions, FusedSGDOptions, torch::optim::RMSpropOptions,
+  return visit_as<FusedLARSOptions, FusedMuonOptions, FusedSGDOptions, torch::optim::RMSpropOptions,
                   torch::optim::SGDOptions>(options, visit);
 }
 
@@ -53,8 +54,8 @@ bool uses_beta1(torch::optim::Optimizer& optimizer, const char* owner) {
     betas = visit_with_betas(options, [](const auto&) {});
     TORCH_CHECK_TYPE(betas || visit_with_momentum(options, [](const auto&) {}), owner,
                      ": expected options with momentum or betas in group ", i,
-                     " (FusedAdam, FusedLAMB, FusedLARS, FusedLion, FusedNovoGrad, FusedSGD, or "
-                     "torch's Adam, AdamW, RMSprop or SGD), got other options. Use "
+                     " (FusedAdam, FusedLAMB, FusedLARS, FusedLion, FusedMuon, FusedNovoGrad, "
+                     "FusedSGD, or torch's Adam, AdamW, RMSprop or SGD), got other options. Use "
                      "cycle_momentum(false).");
   }
   return betas;

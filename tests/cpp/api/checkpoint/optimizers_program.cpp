@@ -21,10 +21,12 @@ namespace {
 
 using namespace torchfuse::optim;  // NOLINT(google-build-using-namespace)
 
-std::vector<torch::Tensor> params() {
+/// Vectors; for FusedMuon, matrices around a vector.
+std::vector<torch::Tensor> params(bool matrices) {
   std::vector<torch::Tensor> made;
   for (int index = 0; index < 3; ++index) {
-    made.push_back(torch::full({3}, 1.0F + 0.5F * static_cast<float>(index)).requires_grad_());
+    const torch::Tensor value = torch::full({3}, 1.0F + 0.5F * static_cast<float>(index));
+    made.push_back((matrices && index != 1 ? value.repeat({2, 1}) : value).requires_grad_());
   }
   return made;
 }
@@ -32,7 +34,8 @@ std::vector<torch::Tensor> params() {
 void set_gradients(const std::vector<torch::Tensor>& params, double value, bool is_frozen) {
   for (std::size_t index = 0; index < params.size(); ++index) {
     if (is_frozen && index + 1 == params.size()) continue;
-    params[index].mutable_grad() = torch::full({3}, value * (1.0 + static_cast<double>(index)));
+    params[index].mutable_grad() =
+        torch::full_like(params[index], value * (1.0 + static_cast<double>(index)));
   }
 }
 
@@ -40,7 +43,7 @@ template <class Optimizer, class Options>
 void run(const std::string& name, const Options& options, const Arguments& folders) {
   for (const std::string state : {"fresh", "skipped", "frozen"}) {
     const std::string file = "/" + name + "-" + state + ".pt";
-    const auto own = params();
+    const auto own = params(name == "FusedMuon");
     Optimizer optimizer(own, options);
     torchfuse::amp::GradScaler scaler(torch::Device(torch::kCPU));
     scaler.scale(torch::ones({}));
@@ -59,7 +62,9 @@ void run(const std::string& name, const Options& options, const Arguments& folde
       set_gradients(own, 0.5, is_frozen);
       optimizer.step();
     }
-    torchfuse::save_checkpoint(folders[1] + file, checkpoint.value("params", torch::stack(own)));
+    std::vector<torch::Tensor> values;
+    for (const torch::Tensor& param : own) values.push_back(param.flatten());
+    torchfuse::save_checkpoint(folders[1] + file, checkpoint.value("params", torch::cat(values)));
   }
 }
 
@@ -72,6 +77,12 @@ void start(const Arguments& arguments) {
   run<FusedLAMB>("FusedLAMB", FusedLAMBOptions(0.1), arguments);
   run<FusedLARS>("FusedLARS", FusedLARSOptions(0.1), arguments);
   run<FusedLion>("FusedLion", FusedLionOptions(0.1), arguments);
+  run<FusedMuon>("FusedMuon",
+                 FusedMuonOptions(0.1)
+                     .ns_dtype(torch::kFloat)
+                     .adjust_lr_fn("match_rms_adamw")
+                     .ns_coefficients({3.0, -3.2, 1.2}),
+                 arguments);
   run<FusedNovoGrad>("FusedNovoGrad", FusedNovoGradOptions(0.1), arguments);
   run<FusedSGD>("FusedSGD", FusedSGDOptions(0.1).momentum(0.9).dampening(0.1), arguments);
 }

@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include <torchfuse/torchfuse.h>
 
@@ -32,9 +35,10 @@ using SgdClass = Class<optim::FusedSGD, optim::FusedSGDOptions, optim::FusedSGDP
 using AdagradClass =
     Class<optim::FusedAdagrad, optim::FusedAdagradOptions, optim::FusedAdagradParamState>;
 using LionClass = Class<optim::FusedLion, optim::FusedLionOptions, optim::FusedLionParamState>;
+using MuonClass = Class<optim::FusedMuon, optim::FusedMuonOptions, optim::FusedMuonParamState>;
 
 using AllClasses = ::testing::Types<AdamClass, LambClass, NovoGradClass, LarsClass, SgdClass,
-                                    AdagradClass, LionClass>;
+                                    AdagradClass, LionClass, MuonClass>;
 using ClassesWithMoments = ::testing::Types<AdamClass, LambClass, NovoGradClass, LionClass>;
 
 /// "FusedAdam"
@@ -59,6 +63,7 @@ Options all_states() {
   options.max_grad_norm(std::nullopt);
   if constexpr (requires { options.momentum(); }) options.momentum(0.9);
   if constexpr (requires { options.amsgrad(); }) options.amsgrad(true);
+  if constexpr (requires { options.ns_dtype(); }) options.ns_dtype(torch::kFloat);
   return options;
 }
 
@@ -66,9 +71,10 @@ Options all_states() {
 template <class Options>
 Options other_options() {
   Options options(2e-3);
-  options.weight_decay(0.02).maximize(true).master_weights(true).max_grad_norm(0.5);
+  options.weight_decay(0.02).master_weights(true).max_grad_norm(0.5);
   options.write_back_grads(true).skip_non_finite(true);
   options.ema_decay(0.99).ema_warmup(true).ema_start_step(2);
+  if constexpr (requires { options.maximize(); }) options.maximize(true);
   if constexpr (requires { options.betas(); }) options.betas({0.8, 0.95});
   if constexpr (requires { options.eps(); }) options.eps(1e-4);
   if constexpr (requires { options.bias_correction(); }) options.bias_correction(false);
@@ -91,7 +97,39 @@ Options other_options() {
   if constexpr (requires { options.initial_accumulator_value(); }) {
     options.initial_accumulator_value(0.25).adagrad_w_mode(true);
   }
+  if constexpr (requires { options.use_muon(); }) {
+    options.use_muon(false).nesterov(false).ns_coefficients({3.0, -3.2, 1.2}).ns_steps(3);
+    options.polar_express(true).adjust_lr_fn("match_rms_adamw").matrix_dims(2);
+    options.ns_dtype(torch::kFloat).ns_batched(false);
+  }
   return options;
+}
+
+/// What the class makes of options for its first group of parameters: FusedMuon puts matrices
+/// there.
+template <class Options>
+Options of_first_group(Options options) {
+  if constexpr (requires { options.use_muon(); }) options.use_muon(true);
+  return options;
+}
+
+/// The optimizer's groups, each in two halves. Those of FusedMuon keep their options.
+template <class Options, class State>
+std::vector<torch::optim::OptimizerParamGroup> in_halves(
+    optim::FusedOptimizerOf<Options, State>& optimizer) {
+  std::vector<torch::optim::OptimizerParamGroup> halves;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto& params = group.params();
+    const auto middle = params.begin() + static_cast<std::ptrdiff_t>(params.size() / 2);
+    for (const auto& half : {std::vector<torch::Tensor>(params.begin(), middle),
+                             std::vector<torch::Tensor>(middle, params.end())}) {
+      halves.emplace_back(half);
+      if (std::is_same_v<Options, optim::FusedMuonOptions>) {
+        halves.back().set_options(group.options().clone());
+      }
+    }
+  }
+  return halves;
 }
 
 using Entries = std::map<std::string, c10::IValue>;

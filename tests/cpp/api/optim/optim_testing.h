@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -92,6 +93,32 @@ State& state_of(optim::FusedOptimizerOf<Options, State>& optimizer, const torch:
 template <class Options, class State>
 Options& options_of(optim::FusedOptimizerOf<Options, State>& optimizer) {
   return static_cast<Options&>(optimizer.param_groups()[0].options());
+}
+
+/// Edits those of every group.
+template <class Options, class State, typename Edit>
+void edit_options(optim::FusedOptimizerOf<Options, State>& optimizer, const Edit& edit) {
+  for (auto& group : optimizer.param_groups()) edit(static_cast<Options&>(group.options()));
+}
+
+/// Where an optimizer lists a parameter.
+struct Place {
+  std::size_t group = 0;
+  std::size_t index = 0;
+
+  std::string group_name() const { return c10::str("param_groups[", group, "]"); }
+  std::string state_name() const { return c10::str(group_name(), ".state[", index, "]"); }
+};
+
+inline Place place_of(torch::optim::Optimizer& optimizer, const torch::Tensor& param) {
+  const auto& groups = optimizer.param_groups();
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (std::size_t i = 0; i < groups[group].params().size(); ++i) {
+      if (groups[group].params()[i].is_same(param)) return {group, i};
+    }
+  }
+  ADD_FAILURE() << "the optimizer does not list the parameter";
+  return {};
 }
 
 /// What was written, to be read.

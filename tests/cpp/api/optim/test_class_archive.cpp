@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -40,39 +42,51 @@ class ClassArchive : public ::testing::Test {
     expect_equal(params, copies);
   }
 
-  /// The archive of an optimizer over make_params() after `edit` of its options and of the state
-  /// of params[1].
+  /// The archive of an optimizer over make_params() after `edit` of the options and of the state
+  /// of params[index].
   template <typename Edit>
-  static std::string edited_archive(Edit&& edit) {
+  static std::string edited_archive(Edit&& edit, std::size_t index = 1) {
     const auto params = make_params();
     Optimizer optimizer(params, all_states<Options>());
     run_steps(optimizer, params, 0, 1);
-    edit(options_of(optimizer), state_of(optimizer, params[1]));
+    auto& group = optimizer.param_groups()[place_of(optimizer, params[index]).group];
+    edit(static_cast<Options&>(group.options()), state_of(optimizer, params[index]));
     return saved(optimizer);
   }
 
   /// The same with the class's state `name` replaced by what `replace` makes of it, or without it.
   template <typename Replace>
-  static std::string archive_with(const std::string& name, Replace&& replace) {
-    return edited_archive([&](Options&, State& state) {
+  static std::string archive_with(std::size_t index, const std::string& name, Replace&& replace) {
+    const auto edit = [&](Options&, State& state) {
       auto entries = entries_of(state);
       const torch::Tensor tensor = replace(entries.at(name).toTensor());
       entries.erase(name);
       if (tensor.defined()) entries[name] = tensor;
       read_entries(state, entries);
-    });
+    };
+    return edited_archive(edit, index);
   }
 
-  /// The names of the class's states, the longest list that options can ask for.
-  static std::vector<std::string> state_names() {
+  /// Where optimizers over make_params() list params[index].
+  static Place listed(std::size_t index) {
+    const auto params = make_params();
+    Optimizer optimizer(params, all_states<Options>());
+    return place_of(optimizer, params[index]);
+  }
+
+  /// The class's states, the longest list that options can ask for, each with the number of a
+  /// parameter that has it: 1, or 0 for what only matrices have.
+  static std::map<std::string, std::size_t> owners_of_states() {
     const auto params = make_params();
     Optimizer optimizer(params, all_states<Options>());
     run_steps(optimizer, params, 0, 1);
-    std::vector<std::string> names;
-    for (const auto& entry : own_states(state_of(optimizer, params[0]))) {
-      names.push_back(entry.first);
+    std::map<std::string, std::size_t> owners;
+    for (const std::size_t index : {1, 0}) {
+      for (const auto& entry : own_states(state_of(optimizer, params[index]))) {
+        owners.try_emplace(entry.first, index);
+      }
     }
-    return names;
+    return owners;
   }
 };
 TYPED_TEST_SUITE(ClassArchive, testing::AllClasses, testing::ClassNames);
@@ -95,7 +109,11 @@ TYPED_TEST(ClassArchive, RoundTripContinuesBitForBit) {
     const auto copies = copy_of(params);
     typename TypeParam::Optimizer restored(copies);
     load(restored, saved(optimizer));
-    EXPECT_EQ(entries_of(options_of(restored)), entries_of(options));
+    EXPECT_EQ(entries_of(options_of(restored)), entries_of(of_first_group(options)));
+    for (std::size_t g = 0; g < restored.param_groups().size(); ++g) {
+      EXPECT_EQ(entries_of(static_cast<Options&>(restored.param_groups()[g].options())),
+                entries_of(static_cast<Options&>(optimizer.param_groups()[g].options())));
+    }
 
     run_steps(optimizer, params, 5, 8);
     run_steps(restored, copies, 5, 8);
@@ -128,7 +146,7 @@ TYPED_TEST(ClassArchive, MastersThatWereSwitchedOnOrOffAreMadeOrDropped) {
     typename TypeParam::Optimizer optimizer(params,
                                             all_states<Options>().master_weights(!switched_on));
     run_steps(optimizer, params, 0, 2);
-    options_of(optimizer).master_weights(switched_on);
+    edit_options(optimizer, [&](Options& options) { options.master_weights(switched_on); });
     const auto copies = copy_of(params);
     typename TypeParam::Optimizer restored(copies);
     load(restored, saved(optimizer));
@@ -154,38 +172,45 @@ TYPED_TEST(ClassArchive, TruncatedAndForeignArchivesAreRefused) {
 }
 
 TYPED_TEST(ClassArchive, OtherGroupsAndParametersAreRefused) {
-  typename TypeParam::Optimizer fewer(
-      std::vector<torch::Tensor>{torch::ones({2}).requires_grad_(true)});
-  this->expect_refused(saved(fewer), "param_groups[0] to have 5 parameters, got 1");
-  fewer.add_param_group(OptimizerParamGroup({torch::ones({3}).requires_grad_(true)}));
-  this->expect_refused(saved(fewer), "expected the archive to have 1 parameter groups, got 2");
+  const auto params = make_params();
+  typename TypeParam::Optimizer own(params);
+  typename TypeParam::Optimizer fewer(std::vector<torch::Tensor>{params[0], params[1]});
+  const std::size_t groups = own.param_groups().size();
+  this->expect_refused(saved(fewer),
+                       c10::str("param_groups[0] to have ", own.param_groups()[0].params().size(),
+                                " parameters, got ", fewer.param_groups()[0].params().size()));
+  fewer.add_param_group(OptimizerParamGroup({torch::ones({3, 2}).requires_grad_(true)}));
+  this->expect_refused(saved(fewer), c10::str("expected the archive to have ", groups,
+                                              " parameter groups, got ", groups + 1));
 }
 
 TYPED_TEST(ClassArchive, StatesThatDoNotFitAreRefused) {
-  for (const std::string& name : this->state_names()) {
+  for (const auto& [name, index] : this->owners_of_states()) {
     SCOPED_TRACE(name);
-    const std::string state = "param_groups[0].state[1]." + name;
+    const std::string state = this->listed(index).state_name() + "." + name;
     // SGD's buffer may begin later than the count: it is made in the next step, as torch's.
     if (!std::is_same_v<typename TypeParam::Optimizer, FusedSGD> || name != "momentum_buffer") {
       this->expect_refused(
-          this->archive_with(name, [](const torch::Tensor&) { return torch::Tensor(); }),
+          this->archive_with(index, name, [](const torch::Tensor&) { return torch::Tensor(); }),
           "expected the archive to hold " + state);
     }
     if (name == "exp_avg_norm") {  // one number
       for (const torch::Tensor& norm :
            {torch::ones({37, 5}), torch::ones({}, torch::kDouble), torch::ones({1})}) {
         this->expect_refused(
-            this->archive_with(name, [&](const torch::Tensor&) { return norm; }),
+            this->archive_with(index, name, [&](const torch::Tensor&) { return norm; }),
             c10::str(state, " to be a 0-dim Float tensor for a Float parameter, got a ", norm.dim(),
                      "-dim "));
       }
       continue;
     }
     this->expect_refused(
-        this->archive_with(name, [](const torch::Tensor&) { return torch::zeros({2}); }),
-        state + " to have the sizes [1] of its parameter, got [2]");
+        this->archive_with(index, name, [](const torch::Tensor&) { return torch::zeros({2}); }),
+        c10::str(state, " to have the sizes ", make_params()[index].sizes(),
+                 " of its parameter, got [2]"));
     this->expect_refused(
-        this->archive_with(name, [](const torch::Tensor& t) { return t.to(torch::kDouble); }),
+        this->archive_with(index, name,
+                           [](const torch::Tensor& t) { return t.to(torch::kDouble); }),
         state + " to have dtype Float or BFloat16 or Half for a Float parameter, got Double");
   }
 }
@@ -194,19 +219,22 @@ TYPED_TEST(ClassArchive, CountsMastersAndOptionsThatDoNotFitAreRefused) {
   const auto refused = [&](const auto& edit, const std::string& text) {
     this->expect_refused(this->edited_archive(edit), text);
   };
+  const Place place = this->listed(1);
+  const std::string state_name = place.state_name();
   refused([](auto&, auto& state) { state.step(torch::ones({2})); },
-          "state[1].step to be a 0-dim Float tensor");
+          state_name + ".step to be a 0-dim Float tensor");
   refused([](auto&, auto& state) { state.step(torch::tensor(-1.0f)); },
-          "state[1].step to be a finite integer >= 0, got -1");
+          state_name + ".step to be a finite integer >= 0, got -1");
   refused([](auto&, auto& state) { state.step(torch::Tensor()); },
-          "expected the archive to hold param_groups[0].state[1].step");
+          "expected the archive to hold " + state_name + ".step");
   const auto with_master = [](auto& options, auto& state) {
     options.master_weights(true);
     state.master_param(torch::ones({2}));
   };
-  refused(with_master, "state[1].master_param to have the sizes [1] of its parameter, got [2]");
+  refused(with_master,
+          state_name + ".master_param to have the sizes [1] of its parameter, got [2]");
   refused([](auto& options, auto&) { options.lr(std::nan("")); },
-          "expected param_groups[0].lr to be at least 0 and finite, got nan");
+          "expected " + place.group_name() + ".lr to be at least 0 and finite, got nan");
 }
 
 TEST(FusedAdamArchive, TakesTheLayoutOfTheParameter) {

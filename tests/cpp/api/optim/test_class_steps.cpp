@@ -63,24 +63,26 @@ TYPED_TEST(ClassOptions, StatesAreEqualIfAllTensorsAre) {
   const auto params = make_params();
   typename TypeParam::Optimizer optimizer(params, all_states<typename TypeParam::Options>());
   run_steps(optimizer, params, 0, 1);
-  const State& state = state_of(optimizer, params[1]);
-  const auto entries = entries_of(state);
-  EXPECT_TRUE(state == State(state));
-  const torch::optim::OptimizerParamState& base = state;
-  const auto clone = base.clone();
-  EXPECT_TRUE(dynamic_cast<const State&>(*clone).step().is_same(state.step()));
-  EXPECT_TRUE(state != State());
-  for (const auto& [key, entry] : entries) {
-    const torch::Tensor tensor = entry.toTensor();
-    for (const torch::Tensor& other :
-         {tensor + 1.0, tensor.to(at::kDouble), tensor.unsqueeze(0), torch::Tensor()}) {
-      auto edited = entries;
-      edited.erase(key);
-      if (other.defined()) edited[key] = other;
-      State changed;
-      read_entries(changed, edited);
-      EXPECT_TRUE(changed != state) << key;
-      EXPECT_TRUE(changed == State(changed)) << key;
+  for (const torch::Tensor& param : {params[0], params[1]}) {
+    const State& state = state_of(optimizer, param);
+    const auto entries = entries_of(state);
+    EXPECT_TRUE(state == State(state));
+    const torch::optim::OptimizerParamState& base = state;
+    const auto clone = base.clone();
+    EXPECT_TRUE(dynamic_cast<const State&>(*clone).step().is_same(state.step()));
+    EXPECT_TRUE(state != State());
+    for (const auto& [key, entry] : entries) {
+      const torch::Tensor tensor = entry.toTensor();
+      for (const torch::Tensor& other :
+           {tensor + 1.0, tensor.to(at::kDouble), tensor.unsqueeze(0), torch::Tensor()}) {
+        auto edited = entries;
+        edited.erase(key);
+        if (other.defined()) edited[key] = other;
+        State changed;
+        read_entries(changed, edited);
+        EXPECT_TRUE(changed != state) << key;
+        EXPECT_TRUE(changed == State(changed)) << key;
+      }
     }
   }
 }
@@ -108,7 +110,9 @@ TYPED_TEST(ClassOptions, OutOfRangeValuesAreRefusedByName) {
     refused(Options().eps(-1e-8), "eps to be at least 0 and finite");
   }
   if constexpr (requires { Options().momentum(); }) {
-    refused(Options().momentum(nan), "momentum to be at least 0 and finite");
+    const bool is_decay = std::is_same_v<Options, FusedMuonOptions>;
+    refused(Options().momentum(nan), is_decay ? "momentum to be at least 0 and less than 1, got nan"
+                                              : "momentum to be at least 0 and finite");
   }
 }
 
@@ -249,28 +253,31 @@ TYPED_TEST(ClassSteps, AStateThatLacksATensorIsRefused) {
   const auto params = make_params();
   typename TypeParam::Optimizer optimizer(params, all_states<typename TypeParam::Options>());
   run_steps(optimizer, params, 0, 1);
-  State& state = state_of(optimizer, params[1]);
-  const auto whole = entries_of(state);
-  std::vector<std::string> names{"step"};
-  for (const auto& entry : own_states(state)) names.push_back(entry.first);
   const auto before = copy_of(params);
   set_grads(params, 1);
-  for (const std::string& name : names) {
-    // What an option asks for is made when it is wanted.
-    const bool late =
-        name == "max_exp_avg_sq" || (std::is_same_v<State, FusedSGDParamState> && name != "step");
-    if (late) continue;
-    auto entries = whole;
-    entries.erase(name);
-    read_entries(state, entries);
-    expect_error([&] { optimizer.step(); },
-                 class_name<TypeParam>() +
-                     ": expected the state of a parameter of sizes [1] to have all of step");
-    expect_equal(params, before);
+  for (const torch::Tensor& param : {params[0], params[1]}) {
+    State& state = state_of(optimizer, param);
+    const auto whole = entries_of(state);
+    std::vector<std::string> names{"step"};
+    for (const auto& entry : own_states(state)) names.push_back(entry.first);
+    for (const std::string& name : names) {
+      // What an option asks for is made when it is wanted.
+      const bool late =
+          name == "max_exp_avg_sq" || (std::is_same_v<State, FusedSGDParamState> && name != "step");
+      if (late) continue;
+      auto entries = whole;
+      entries.erase(name);
+      read_entries(state, entries);
+      expect_error(
+          [&] { optimizer.step(); },
+          c10::str(class_name<TypeParam>(), ": expected the state of a parameter of sizes ",
+                   param.sizes(), " to have all of step"));
+      expect_equal(params, before);
+    }
+    read_entries(state, whole);
   }
-  read_entries(state, whole);
   optimizer.step();
-  EXPECT_EQ(state.step().template item<float>(), 2.0f);
+  EXPECT_EQ(state_of(optimizer, params[1]).step().template item<float>(), 2.0f);
 }
 
 // --- What one class alone has --------------------------------------------------------------------

@@ -40,11 +40,13 @@ TYPED_TEST(StorageOptions, StatesHaveTheirDtypeWhateverTheParameters) {
     typename TypeParam::Optimizer optimizer(params,
                                             all_states<Options>().state_dtype(torch::kBFloat16));
     run_steps(optimizer, params, 0, 2);
-    const auto states = own_states(state_of(optimizer, params[0]));
-    ASSERT_FALSE(states.empty());
-    for (const auto& [name, tensor] : states) {
-      const bool number = name == "exp_avg_norm";  // of the whole tensor
-      EXPECT_EQ(tensor.scalar_type(), number ? torch::kFloat : torch::kBFloat16) << name;
+    for (const torch::Tensor& param : params) {
+      const auto states = own_states(state_of(optimizer, param));
+      ASSERT_FALSE(states.empty());
+      for (const auto& [name, tensor] : states) {
+        const bool number = name == "exp_avg_norm";  // of the whole tensor
+        EXPECT_EQ(tensor.scalar_type(), number ? torch::kFloat : torch::kBFloat16) << name;
+      }
     }
   }
 }
@@ -72,10 +74,13 @@ TYPED_TEST(StorageOptions, RemaindersGiveTheMastersOfFp32MastersAndMayBecomeThem
   const auto params = make_params(torch::kBFloat16);
   const auto copies = copy_of(params);
   typename TypeParam::Optimizer halves(params, remainders<Options>());
+  const auto store_remainders = [&](bool stores) {
+    edit_options(halves, [&](Options& options) { options.store_param_remainders(stores); });
+  };
   typename TypeParam::Optimizer whole(copies, remainders<Options>().store_param_remainders(false));
   for (int step = 0; step < 12; ++step) {
     const bool changed = step >= 10;
-    if (step == 10) options_of(halves).store_param_remainders(false);
+    if (step == 10) store_remainders(false);
     run_steps(halves, params, step, step + 1);
     run_steps(whole, copies, step, step + 1);
     for (std::size_t i = 0; i < params.size(); ++i) {
@@ -88,7 +93,7 @@ TYPED_TEST(StorageOptions, RemaindersGiveTheMastersOfFp32MastersAndMayBecomeThem
       EXPECT_TRUE(torch::equal(master, state_of(whole, copies[i]).master_param()));
     }
   }
-  options_of(halves).store_param_remainders(true);
+  store_remainders(true);
   run_steps(halves, params, 12, 13);
   EXPECT_FALSE(state_of(halves, params[0]).master_param().defined());
   EXPECT_EQ(state_of(halves, params[0]).param_remainder().scalar_type(), torch::kShort);
@@ -109,12 +114,10 @@ TYPED_TEST(StorageOptions, StochasticRoundingDependsOnTheSeedAndThePlaceOfThePar
   expect_equal(run(3), expected);
   EXPECT_FALSE(torch::equal(run(4)[0], expected[0]));
 
-  // In two groups, and with gradients for the last parameter alone.
+  // In more groups, and with gradients for the last parameter alone.
   const auto split = make_params(torch::kBFloat16);
-  std::vector<OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<torch::Tensor>{split[0], split[1]});
-  groups.emplace_back(std::vector<torch::Tensor>{split[2], split[3], split[4]});
-  Optimizer optimizer(groups, options(3));
+  Optimizer whole(split, options(3));
+  Optimizer optimizer(in_halves(whole), options(3));
   for (int step = 0; step < 5; ++step) {
     set_grads(split, step);
     for (std::size_t i = 0; i < 4; ++i) split[i].mutable_grad() = torch::Tensor();
@@ -137,7 +140,8 @@ TYPED_TEST(StorageOptions, ArchivesThatDoNotFitAreRefused) {
   Optimizer restored(copy_of(params));
   const std::string broken = saved(optimizer);
   expect_error([&] { load(restored, broken); },
-               "state[1].param_remainder to have dtype Short for a BFloat16 parameter, got Int");
+               place_of(optimizer, params[1]).state_name() +
+                   ".param_remainder to have dtype Short for a BFloat16 parameter, got Int");
   EXPECT_TRUE(restored.state().empty());
 }
 
@@ -182,7 +186,8 @@ TYPED_TEST(StorageOptions, OptionsThatDoNotFitAreRefusedByName) {
 TYPED_TEST(StorageOptions, ASeedHoldsForAllGroups) {
   using Options = typename TypeParam::Options;
   std::vector<OptimizerParamGroup> groups;
-  groups.emplace_back(make_params(torch::kBFloat16), std::make_unique<Options>(Options().seed(2)));
+  groups.emplace_back(std::vector<torch::Tensor>{make_params(torch::kBFloat16)[0]},
+                      std::make_unique<Options>(Options().seed(2)));
   expect_error([&] { typename TypeParam::Optimizer optimizer(groups, Options()); },
                "expected param_groups[0].seed to equal the optimizer's own");
 }

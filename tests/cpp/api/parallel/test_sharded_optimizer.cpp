@@ -64,7 +64,8 @@ std::vector<std::pair<std::string, torch::Tensor>> tensors_of(const optim::Fused
   return found;
 }
 
-/// Whether each element's update depends on that element alone.
+/// Whether each element's update depends on that element alone, or, with one matrix at a time, on
+/// the element's matrix alone.
 template <class Options>
 constexpr bool kElementwise = !(std::is_same_v<Options, optim::FusedLAMBOptions> ||
                                 std::is_same_v<Options, optim::FusedNovoGradOptions> ||
@@ -93,6 +94,7 @@ TYPED_TEST(ShardedClasses, TrainAsTheClassAlone) {
     for (const bool clips : {false, true}) {
       SCOPED_TRACE(c10::str(storage.name, clips ? ", clipped" : ""));
       Options options = options_with<Options>(storage);
+      if constexpr (requires { options.ns_batched(); }) options.ns_batched(false);
       if (clips) options.max_grad_norm(0.5);
       const auto alone = sharded_params(storage.dtype);
       typename TypeParam::Optimizer whole(alone, options);

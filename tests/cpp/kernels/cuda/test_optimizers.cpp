@@ -125,7 +125,8 @@ void expect_bits_of_the_cpu(const UpdateTuple& tuple, const std::vector<std::int
 
 template <class Functor>
 class CudaOptimizer : public ::testing::Test {};
-using OthersThanAdam = ::testing::Types<Adagrad, Lamb, Lars, Lion, NovoGrad, Sgd>;
+using OthersThanAdam =
+    ::testing::Types<Adagrad, Lamb, Lars, Lion, MuonMomentum, MuonUpdate, NovoGrad, Sgd>;
 TYPED_TEST_SUITE(CudaOptimizer, OthersThanAdam, OptimizerName);
 
 TYPED_TEST(CudaOptimizer, GivesTheBitsOfTheCpu) {

@@ -27,7 +27,7 @@ template <class Optimizer = torch::optim::SGD, class Options = torch::optim::SGD
 Optimizer two_groups(const Rates& rates = base_rates()) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const double rate : rates) {
-    groups.emplace_back(std::vector<torch::Tensor>{torch::ones({2}).requires_grad_(true)},
+    groups.emplace_back(std::vector<torch::Tensor>{torch::ones({2, 1}).requires_grad_(true)},
                         std::make_unique<Options>(rate));
   }
   return Optimizer(groups, Options(1.0));

@@ -76,10 +76,10 @@ TEST(CosineAnnealingWarmRestarts, TakesPartsOfEpochs) {
 template <class Options>
 double momentum_of(torch::optim::Optimizer& optimizer, std::size_t group) {
   auto& options = static_cast<Options&>(optimizer.param_groups()[group].options());
-  if constexpr (requires { options.betas(); }) {
-    return std::get<0>(options.betas());
-  } else {
+  if constexpr (requires { options.momentum(); }) {
     return options.momentum();
+  } else {
+    return std::get<0>(options.betas());
   }
 }
 
@@ -105,6 +105,7 @@ TEST(CyclicLR, MovesTheMomentumOfEveryOptimizerThatHasOne) {
   expect_cycles<FusedLAMB, FusedLAMBOptions>();
   expect_cycles<FusedLARS, FusedLARSOptions>();
   expect_cycles<FusedLion, FusedLionOptions>();
+  expect_cycles<FusedMuon, FusedMuonOptions>();
   expect_cycles<FusedNovoGrad, FusedNovoGradOptions>();
   expect_cycles<FusedSGD, FusedSGDOptions>();
   expect_cycles<torch::optim::Adam, torch::optim::AdamOptions>();
@@ -124,8 +125,8 @@ TEST(CyclicLR, RefusesOptimizersWithoutMomentum) {
     expect_error(
         [&] { CyclicLR(*optimizer, CyclicLROptions(0.1, 0.5)); },
         "CyclicLR: expected options with momentum or betas in group 0 (FusedAdam, "
-        "FusedLAMB, FusedLARS, FusedLion, FusedNovoGrad, FusedSGD, or torch's Adam, AdamW, "
-        "RMSprop or SGD), got other options. Use cycle_momentum(false).");
+        "FusedLAMB, FusedLARS, FusedLion, FusedMuon, FusedNovoGrad, FusedSGD, or torch's Adam, "
+        "AdamW, RMSprop or SGD), got other options. Use cycle_momentum(false).");
     expect_error([&] { OneCycleLR(*optimizer, OneCycleLROptions(0.1).total_steps(9)); },
                  "OneCycleLR: expected options with momentum or betas in group 0");
     EXPECT_EQ(rates_of(*optimizer), base_rates());

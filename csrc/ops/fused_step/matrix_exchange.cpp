@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ops/fused_step/matrix_exchange.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/distributed/process_groups.h"
+
+namespace torchfuse::ops {
+
+namespace {
+
+/// Returns a shard's elements in the flat whole matrix.
+at::Tensor view_of(const at::Tensor& whole, std::int64_t first, std::int64_t run,
+                   std::int64_t stride, std::int64_t numel) {
+  if (run == 0) return whole.slice(0, first, first + numel);
+  TORCH_INTERNAL_ASSERT(numel % run == 0);
+  return whole.as_strided({numel / run, run}, {stride, 1}, whole.storage_offset() + first);
+}
+
+}  // namespace
+
+void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device) {
+  std::vector<Shard> own;
+  std::vector<double> costs;
+  for (const ShardedMatrix& matrix : matrices) {
+    const kernels::ElementNumbers& numbers = matrix.numbers;
+    own.push_back({numbers.first, numbers.run, numbers.stride, matrix.numel});
+    costs.push_back(matrix.cost);
+  }
+  if (own == own_ && costs == costs_) return;
+  own_.clear();  // if a collective fails, the next step has to plan again
+  const auto group = find_group(group_, caller_);
+  rank_ = static_cast<std::size_t>(group->getRank());
+  size_ = static_cast<std::size_t>(group->getSize());
+  choose_owners(matrices);
+  shards_.assign(size_, own);
+  if (size_ > 1) learn_shards(device);
+  own_ = std::move(own);
+  costs_ = std::move(costs);
+  lay_out();
+}
+
+/// The most expensive matrix that is left goes to the rank with the least work.
+void MatrixExchange::choose_owners(const std::vector<ShardedMatrix>& matrices) {
+  std::vector<std::size_t> order(matrices.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return matrices[a].cost > matrices[b].cost;
+  });
+  std::vector<double> work(size_, 0.0);
+  owners_.assign(matrices.size(), 0);
+  for (const std::size_t matrix : order) {
+    const auto least = std::min_element(work.begin(), work.end());
+    *least += matrices[matrix].cost;
+    owners_[matrix] = static_cast<std::size_t>(least - work.begin());
+  }
+}
+
+void MatrixExchange::learn_shards(const c10::Device& device) {
+  constexpr std::int64_t kNumbers = sizeof(Shard) / sizeof(std::int64_t);
+  const auto group = find_group(group_, caller_);
+  std::vector<Shard> own = shards_[rank_];
+  const auto count = static_cast<std::int64_t>(own.size()) * kNumbers;
+  at::Tensor mine =
+      at::from_blob(own.data(), {count}, at::TensorOptions().dtype(at::kLong)).to(device, true);
+  at::Tensor all = at::empty({static_cast<std::int64_t>(size_) * count}, mine.options());
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  const auto backend = group->getBackend(device.type());
+  run_collective(*group, caller_, [&] { return backend->_allgather_base(all, mine, options); });
+  const at::Tensor table = all.cpu();
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    const auto* first =
+        reinterpret_cast<const Shard*>(table.const_data_ptr<std::int64_t>()) + rank * own.size();
+    shards_[rank].assign(first, first + own.size());
+  }
+}
+
+/// Returns whether `rank` is the one that sends its shard of `matrix` to the owner.
+bool MatrixExchange::sends(std::size_t rank, std::size_t matrix) const {
+  std::vector<std::size_t> copies;  // ranks with the same shard
+  for (std::size_t other = 0; other < size_; ++other) {
+    if (shards_[other][matrix] == shards_[rank][matrix]) copies.push_back(other);
+  }
+  return copies[owners_[matrix] % copies.size()] == rank;
+}
+
+/// Shards travel by rank and then by matrix. Shards that another rank sends come last.
+void MatrixExchange::lay_out() {
+  const std::size_t count = owners_.size();
+  owned_.clear();
+  for (std::vector<std::int64_t>* counts : {&to_owners_, &from_ranks_, &to_ranks_, &from_owners_}) {
+    counts->assign(size_, 0);
+  }
+  sent_places_.assign(count, 0);
+  received_places_.assign(count, 0);
+  gathered_.clear();
+  scattered_.clear();
+  std::int64_t sent = 0;
+  numel_ = 0;
+  for (std::size_t owner = 0; owner < size_; ++owner) {
+    for (std::size_t matrix = 0; matrix < count; ++matrix) {
+      if (owners_[matrix] != owner) continue;
+      const std::int64_t numel = own_[matrix].numel;
+      received_places_[matrix] = numel_;
+      numel_ += numel;
+      from_owners_[owner] += numel;
+      if (owner == rank_) owned_.push_back(matrix);
+      if (!sends(rank_, matrix)) continue;
+      sent_places_[matrix] = sent;
+      sent += numel;
+      to_owners_[owner] += numel;
+    }
+  }
+  for (std::size_t matrix = 0; matrix < count; ++matrix) {
+    if (sends(rank_, matrix)) continue;
+    sent_places_[matrix] = sent;
+    sent += own_[matrix].numel;
+  }
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    for (std::size_t i = 0; i < owned_.size(); ++i) {
+      const Shard& shard = shards_[rank][owned_[i]];
+      if (shard.numel == 0) continue;
+      scattered_.push_back({i, shard});
+      to_ranks_[rank] += shard.numel;
+      if (!sends(rank, owned_[i])) continue;
+      gathered_.push_back({i, shard});
+      from_ranks_[rank] += shard.numel;
+    }
+  }
+}
+
+/// Returns what the other ranks sent. Travels as bytes, which every backend sends.
+at::Tensor MatrixExchange::exchange(const at::Tensor& sent,
+                                    const std::vector<std::int64_t>& sent_counts,
+                                    const std::vector<std::int64_t>& received_counts) const {
+  const auto total =
+      std::accumulate(received_counts.begin(), received_counts.end(), std::int64_t{0});
+  at::Tensor received = at::empty({total}, sent.options());
+  if (size_ == 1) {
+    received.copy_(sent);
+    return received;
+  }
+  const auto itemsize = static_cast<std::int64_t>(sent.itemsize());
+  const auto in_bytes = [itemsize](std::vector<std::int64_t> counts) {
+    for (std::int64_t& count : counts) count *= itemsize;
+    return counts;
+  };
+  std::vector<std::int64_t> out = in_bytes(received_counts);
+  std::vector<std::int64_t> in = in_bytes(sent_counts);
+  const auto group = find_group(group_, caller_);
+  const auto backend = group->getBackend(sent.device().type());
+  at::Tensor output = received.view(at::kByte);
+  at::Tensor input = sent.view(at::kByte);
+  c10d::AllToAllOptions options;
+  options.asyncOp = false;
+  run_collective(*group, caller_,
+                 [&] { return backend->alltoall_base(output, input, out, in, options); });
+  return received;
+}
+
+void MatrixExchange::gather(const at::Tensor& shards, const std::vector<at::Tensor>& whole) const {
+  const auto sent = std::accumulate(to_owners_.begin(), to_owners_.end(), std::int64_t{0});
+  const at::Tensor received = exchange(shards.slice(0, 0, sent), to_owners_, from_ranks_);
+  std::int64_t begin = 0;
+  for (const auto& [owned, shard] : gathered_) {
+    const at::Tensor place =
+        view_of(whole[owned], shard.first, shard.run, shard.stride, shard.numel);
+    place.copy_(received.slice(0, begin, begin + shard.numel).view(place.sizes()));
+    begin += shard.numel;
+  }
+}
+
+at::Tensor MatrixExchange::scatter(const std::vector<at::Tensor>& whole,
+                                   const at::TensorOptions& options) const {
+  const auto total = std::accumulate(to_ranks_.begin(), to_ranks_.end(), std::int64_t{0});
+  const at::Tensor sent = at::empty({total}, options);
+  std::int64_t begin = 0;
+  for (const auto& [owned, shard] : scattered_) {
+    const at::Tensor place =
+        view_of(whole[owned], shard.first, shard.run, shard.stride, shard.numel);
+    sent.slice(0, begin, begin + shard.numel).view(place.sizes()).copy_(place);
+    begin += shard.numel;
+  }
+  return exchange(sent, to_ranks_, from_owners_);
+}
+
+}  // namespace torchfuse::ops
