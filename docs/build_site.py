@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "docs"
-PROGRAMS = ("quickstart", "tour")
+PROGRAMS = ("quickstart", "tour", "muon")
 # Of each tutorial, what docs/tutorials.md shows; of the one that measures, nothing.
 TUTORIALS = {
     "mixed_precision_loop": ("printed.txt", "resume.png"),

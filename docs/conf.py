@@ -37,7 +37,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|nn|dist|collections|typing|numpy|argparse|os)\..*"),
     # Types and defaults in argument lines.
-    ("py:.*", r"default( .*)?|Iterable|Module|Optimizer|dtype|str|os\.PathLike|[\d.]+"),
+    ("py:.*", r"default( .*)?|Iterable|Module|Optimizer|dtype|str|os\.PathLike|-?[\d.]+"),
     (
         "py:.*",
         r"(Update|HyperParams|Sampler|BasicOptions|MasterOptions|CommonOptions|StepOptions|Tensor|Any|Callable|Mapping|Sequence|optional"
