@@ -234,17 +234,19 @@ TEST(FusedMuon, SplitLeavesOutAGroupWithoutParameters) {
 TEST(FusedMuon, ParametersThatAreNoMatricesAreRefused) {
   const auto refused = [](const torch::Tensor& param, const Options& options,
                           const std::string& text) {
+    param.mutable_grad() = torch::ones_like(param);
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(Tensors{torch::ones({2, 2, 2}).requires_grad_(true), param});
-    expect_error([&] { FusedMuon(groups, options); },
-                 "FusedMuon: expected params[1] of group 0 to have at least " + text);
+    groups.emplace_back(Tensors{torch::ones({2, 2, 2}).requires_grad_(true), param},
+                        std::make_unique<Options>(options));
+    FusedMuon optimizer(groups, options);
+    expect_error([&] { optimizer.step(); },
+                 "FusedMuon::step: expected params[1] of group 0 to have " + text);
   };
   const torch::Tensor vector = torch::ones({3}).requires_grad_(true);
-  refused(vector, {},
-          "2 dimensions, none of size 0, with use_muon, got the shape [3]. Put it in a group with "
-          "use_muon(false), for AdamW.");
-  refused(torch::ones({3, 0}).requires_grad_(true), {}, "2 dimensions, none of size 0");
-  refused(torch::ones({3, 3}).requires_grad_(true), Options().matrix_dims(3), "3 dimensions");
+  refused(vector, {}, "at least 2 dimensions with use_muon, got the shape [3].");
+  refused(torch::ones({3, 0}).requires_grad_(true), {}, "no dimension of size 0 with use_muon");
+  refused(torch::ones({3, 3}).requires_grad_(true), Options().matrix_dims(3),
+          "at least 3 dimensions with use_muon");
 
   FusedMuon optimizer(Tensors{torch::ones({2, 2}).requires_grad_(true)});
   optimizer.add_param_group(torch::optim::OptimizerParamGroup(Tensors{vector}));
