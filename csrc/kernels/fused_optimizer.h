@@ -16,8 +16,8 @@ namespace torchfuse::kernels {
 template <class Functor>
 concept Layerwise = requires { Functor::kNumNorms; };
 
-/// Whether an earlier phase, such as a layerwise optimizer's measure, updates the states. The update
-/// then reads the states and no gradient.
+/// Whether an earlier phase, such as a layerwise optimizer's measure, updates the states. The
+/// update then reads the states and no gradient.
 template <class Functor>
 constexpr bool kStatesInMeasure = false;
 template <class Functor>

@@ -76,7 +76,8 @@ class TORCHFUSE_API ShardedBase {
 ///
 /// Gradients must be equal on all ranks, as after DistributedDataParallel's backward. Results are
 /// bit-identical to the unsharded optimizer, except that norms over all elements (clipping, LAMB,
-/// LARS, NovoGrad) are summed over ranks, so rounding depends on the group size.
+/// LARS, NovoGrad) are summed over ranks, so rounding depends on the group size. FusedMuon's
+/// products depend on the matrices that share a rank, unless ns_batched is false.
 ///
 /// ShardedOptimizer is an `Optimizer` over the local shards: `param_groups()` contains
 /// one-dimensional views and the step's options. Learning-rate schedulers, amp::GradScaler,
