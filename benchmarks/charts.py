@@ -1,23 +1,42 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws a table's ratios as bar charts, when the documentation site is built.
+"""Draws ratios and losses as charts, when the documentation site is built.
 
-The line `<!-- chart -->` on a page inserts a chart.
+On a page, the line `<!-- chart -->` inserts the ratios of the table above, and the line
+`<!-- losses -->` the newest result of language_model.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 import report
 
-MARK = "<!-- chart -->"
+MARK, LOSSES = "<!-- chart -->", "<!-- losses -->"
 #: Colors with contrast on both white and black.
 INK, FASTER, SLOWER = "#7a8594", "#3b82d6", "#d9622b"
 ROW_INCHES = 0.34
+
+
+@contextlib.contextmanager
+def _picture(path: Path, inches: float) -> Iterator[Any]:
+    """Yields axes, and writes the picture to an SVG file at the end."""
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": path.stem, "text.color": INK, "font.size": 9}
+    ):
+        figure = Figure((8, inches), layout="constrained")
+        axes = figure.add_subplot()
+        yield axes
+        axes.tick_params(colors=INK)
+        axes.spines[:].set_visible(False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
 
 
 def draw(table: report.Table, root: Path, path: Path) -> str:
@@ -35,11 +54,7 @@ def draw(table: report.Table, root: Path, path: Path) -> str:
     low = [min(entry["q1"] for entry in rows) for rows in found]
     high = [max(entry["q3"] for entry in rows) for rows in found]
     labels = [f"{row.label.replace('`', '')} ({row.peer})" for row in table.rows]
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": path.stem, "text.color": INK, "font.size": 9}
-    ):
-        figure = Figure((8, 0.9 + ROW_INCHES * len(labels)), layout="constrained")
-        axes = figure.add_subplot()
+    with _picture(path, 0.9 + ROW_INCHES * len(labels)) as axes:
         colors = [FASTER if median >= 1 else SLOWER for median in medians]
         widths = [median - 1 for median in medians]
         errors = [
@@ -53,16 +68,34 @@ def draw(table: report.Table, root: Path, path: Path) -> str:
         axes.set_xlabel("time of the peer / time of torchfuse", color=INK)
         axes.axvline(1, color=INK)
         axes.invert_yaxis()
-        axes.tick_params(colors=INK)
-        axes.spines[:].set_visible(False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
     span = report.as_text([entry["median"] for rows in found for entry in rows])
     return f"{table.section}: the peer's time divided by torchfuse's is {span}."
 
 
+def draw_losses(root: Path, path: Path) -> str:
+    """Draws the best training of each optimizer, and returns a description."""
+    result = report.load(root, report.newest(root, "language_model"))
+    with _picture(path, 3.5) as axes:
+        for optimizer, color in (("FusedAdam", SLOWER), ("FusedMuon", FASTER)):
+            curve = report.best(result, optimizer)
+            label = f"{optimizer}, learning rate {curve['lr']:g}"
+            axes.plot(*zip(*curve["points"], strict=True), color=color, label=label)
+        axes.axhline(report.best(result, "FusedAdam")["points"][-1][1], color=INK, linewidth=0.8)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.set_xlabel("step", color=INK)
+        axes.set_ylabel("validation loss", color=INK)
+        axes.legend(frameon=False, labelcolor=INK)
+    return f"FusedMuon reaches FusedAdam's last loss, {report.steps_to_loss(result)}."
+
+
 def placed(page: str, text: str, root: Path) -> str:
     """Replaces each mark in a page's text by a chart, drawn below docs/_static."""
+    if LOSSES in text:
+        name = f"_static/charts/{Path(page).stem}-losses.svg"
+        words = draw_losses(root, root / "docs" / name)
+        text = text.replace(LOSSES, f"```{{image}} {name}\n:alt: {words}\n```")
     tables = report.tables(page, text)
     parts = text.split(MARK)
     for index, part in enumerate(parts[:-1]):

@@ -4,7 +4,8 @@
 A table whose header ends in case, peer and ratio shows the result file that is linked above the
 table. A row's ratio is the peer's time divided by ours, as the minimum and maximum over all cases
 whose names begin with the row's case. The program also updates processor names, a run's noise, the
-build time, the last GPU run, and the table between `<!-- table: gpu -->` and `<!-- table: end -->`.
+build time, the memory and the losses of Muon, the last GPU run, and the table between
+`<!-- table: gpu -->` and `<!-- table: end -->`.
 
 Example:
     python benchmarks/report.py --write    rewrites the pages
@@ -43,6 +44,8 @@ MACHINE = re.compile(
 )
 NOISE = re.compile(r"(?<=Timing torch against itself gave )[\d.]+ to [\d.]+(?=, )")
 BUILD = re.compile(r"about \d+ s on two cores, or \d+ s with CUDA")
+MEMORY = re.compile(r"[\d.]+ times the largest group, and torch's [\d.]+ times")
+LOSS = re.compile(r"(?<=last validation loss, )[\d.]+, (?:after \d+|in none) of \d+ steps")
 GPU_RUN = re.compile("(?<=<!-- last GPU run: begin -->\n).*?(?=\n<!-- last GPU run: end -->)", re.S)
 GPU_TABLE = re.compile("(?<=<!-- table: gpu -->\n).*?(?=\n<!-- table: end -->)", re.S)
 ISA = {"avx512": "AVX-512", "avx2": "AVX2"}
@@ -172,14 +175,45 @@ def _noise(root: Path, file: str) -> str:
     return f"{min(ends):.2f} to {max(ends):.2f}"
 
 
+def newest(root: Path, kind: str) -> str:
+    """Returns the path of the newest committed result file whose name contains the kind.
+
+    Raises:
+        ValueError: there is none.
+    """
+    files = sorted((root / RESULTS).glob(f"*/*-{kind}-*.json"), key=lambda path: path.name)
+    if not files:
+        raise ValueError(f"expected a result of {kind} in {RESULTS}, got none.")
+    return files[-1].relative_to(root).as_posix()
+
+
 def _build(root: Path) -> str:
     """Returns the newest committed build times in seconds, rounded to multiples of five."""
-    files = sorted((root / RESULTS).glob("*/*-build-*.json"), key=lambda path: path.name)
-    if not files:
-        raise ValueError(f"{README}: expected a result of building in {RESULTS}, got none.")
-    figures = result_file.read(files[-1])["figures"]
+    figures = load(root, newest(root, "build"))["figures"]
     cpu, cuda = (5 * round(figures[f"{k}: build from nothing, s"] / 5) for k in ("cpu", "cuda"))
     return f"about {cpu} s on two cores, or {cuda} s with CUDA"
+
+
+def _memory(root: Path) -> str:
+    """Returns what a Muon step on GPT-2's matrices allocates at its peak."""
+    rows = load(root, newest(root, "muon"))["benchmarks"]
+    (row,) = (row for row in rows if row["name"].startswith("default/gpt2"))
+    ours, theirs = (row["extra_memory"][name] for name in row["seconds"])
+    return f"{ours:.1f} times the largest group, and torch's {theirs:.1f} times"
+
+
+def best(result: dict[str, Any], optimizer: str) -> dict[str, Any]:
+    """Returns the training with the smallest last loss, of one optimizer's learning rates."""
+    curves = [curve for curve in result["curves"] if curve["optimizer"] == optimizer]
+    return min(curves, key=lambda curve: float(curve["points"][-1][1]))
+
+
+def steps_to_loss(result: dict[str, Any]) -> str:
+    """Returns FusedAdam's last loss, and the first step at which FusedMuon's is not larger."""
+    steps, target = best(result, "FusedAdam")["points"][-1]
+    points = best(result, "FusedMuon")["points"]
+    reached = next((step for step, loss in points if loss <= target), None)
+    return f"{target:.2f}, {'in none' if reached is None else f'after {reached}'} of {steps} steps"
 
 
 def gpu_run(root: Path) -> tuple[str, dict[str, Any]] | None:
@@ -262,6 +296,8 @@ def refreshed(root: Path, page: str, text: str) -> str:
     ways = PAGES.get(page)
     if ways is not None:
         text = _replaced_once(page, text, GPU_RUN, gpu_paragraph(root, *ways))
+    text = MEMORY.sub(lambda _: _memory(root), text)
+    text = LOSS.sub(lambda _: steps_to_loss(load(root, newest(root, "language_model"))), text)
     return GPU_TABLE.sub(lambda _: gpu_table(root), text)
 
 

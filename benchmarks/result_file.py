@@ -78,11 +78,11 @@ def rounded(value: Any) -> Any:
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a result as compact JSON, with a line for each benchmark."""
+    """Writes a result as compact JSON, with a line for each benchmark or curve."""
     parts = []
     for key, value in rounded(result).items():
         text = json.dumps(value, separators=(",", ":"))
-        if key == "benchmarks":
+        if key in ("benchmarks", "curves"):
             lines = [json.dumps(entry, separators=(",", ":")) for entry in value]
             text = "[\n" + ",\n".join(lines) + "\n]"
         parts.append(f"{json.dumps(key)}:{text}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ SUITES = (
     "fused_adam",
     "scenarios",
     "optimizers",
+    "muon",
     "grad_scaler",
     "dtensor",
     "sync_batch_norm",
@@ -130,6 +132,17 @@ def kernels(call: Callable[[], object]) -> int:
     return sum(not event.name.startswith(("Memcpy", "Memset")) for event in on_device)
 
 
+def extra_bytes(call: Callable[[], object]) -> int:
+    """Returns how many bytes of CPU tensors a call allocates at its peak."""
+    activities = [ProfilerActivity.CPU]
+    with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+        call()
+    results: Any = profiler.profiler.kineto_results if profiler.profiler else None
+    records = [event for event in results.events() if event.name() == "[memory]"]
+    sizes = [record.nbytes() for record in sorted(records, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes), default=0)
+
+
 def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Verifies, times and summarizes one case."""
     device = torch.device(arguments.device)
@@ -151,6 +164,9 @@ def run_case(case: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     finally:
         gc.enable()
     row = summary_of(case, samples, stream_bytes)
+    if hasattr(case, "memory_unit") and device.type == "cpu":
+        extra = {name: extra_bytes(call) / case.memory_unit for name, call in functions.items()}
+        row["extra_memory"] = extra
     if host.seconds:  # set if a GPU was timed: seconds to enqueue a call
         medians = summarize(host.seconds, case.subject)
         row["host_seconds"] = {name: medians[name]["seconds"]["median"] for name in functions}

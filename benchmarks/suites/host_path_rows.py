@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchfuse.amp import GradScaler
-from torchfuse.optimizers import FusedAdam, FusedSGD
+from torchfuse.optimizers import FusedAdam, FusedMuon, FusedSGD
 from torchfuse.testing import OPTIM_SPECS
 
 LEARNING_RATE = 1e-3
@@ -50,6 +50,10 @@ def _dtensor(value: Tensor) -> Tensor:
     from suites.dtensor import sharded
 
     return sharded(value)
+
+
+def _matrix(value: Tensor) -> Tensor:
+    return value.repeat(1, 8)
 
 
 def _params(tensors: int, place: Callable[[Tensor], Tensor] = _plain) -> list[Tensor]:
@@ -92,7 +96,9 @@ ROWS = (
     ),
     Row("FusedAdam with clipping", TENSORS, _step_of(FusedAdam, max_grad_norm=1.0)),
     Row("FusedAdam on DTensors", TENSORS, _step_of(FusedAdam, _dtensor)),
+    Row("FusedMuon on matrices", TENSORS, _step_of(FusedMuon, _matrix)),
     Row("GradScaler step and update", TENSORS, _scaled_step),
+    Row("torch Muon", TENSORS, _step_of(torch.optim.Muon, _matrix), peer=True),
     Row("torch fused AdamW", TENSORS, _step_of(torch.optim.AdamW, fused=True), peer=True),
     Row(
         "torch fused AdamW on DTensors",

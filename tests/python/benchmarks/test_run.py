@@ -16,10 +16,12 @@ import torch.distributed as dist
 import run
 from suites import dtensor, fused_adam, layers
 from suites.gpu import UnscaleCase
+from suites.muon import MuonCase
 from suites.parameters import ParameterSet
 from suites.steps import FUSED, OURS, StepCase
 
 TINY = ParameterSet("tiny", ((33,), (4, 5), (1,)))
+TINY_MATRICES = ParameterSet("tiny", ((4, 5), (3, 2, 2), (4, 5)))
 ARGUMENTS = run.parse_arguments(["--rounds", "2", "--threads", "1"])
 
 
@@ -40,7 +42,8 @@ def cases() -> dict[str, Any]:
         for case in suite.CASES:
             kind = f"{suite.__name__.removeprefix('suites.')}/{case.name.rpartition('/')[0]}"
             if isinstance(case, StepCase):
-                small = dataclasses.replace(TINY, moments=case.parameters.moments)
+                tiny = TINY_MATRICES if isinstance(case, MuonCase) else TINY
+                small = dataclasses.replace(tiny, moments=case.parameters.moments)
                 found[kind] = dataclasses.replace(case, parameters=small)
             elif isinstance(case, fused_adam.NormCase | UnscaleCase):
                 found[kind] = dataclasses.replace(case, parameters=TINY)
@@ -65,6 +68,8 @@ def test_a_case_runs_on_tiny_tensors(name: str) -> None:
     for entry in (*row["seconds"].values(), *row["ratios"].values()):
         assert 0 < entry["q1"] <= entry["median"] <= entry["q3"]
     assert set(row["streams"]) == {"in-place scale", "copy"}
+    if isinstance(case, MuonCase):
+        assert all(0 < groups < 10 for groups in row["extra_memory"].values())
 
 
 def test_figures_of_a_case_are_those_of_rounds() -> None:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Muon's step on the matrices of models, against torch.optim.Muon.
+
+`default` rows compare both packages as they are: torch iterates in bf16, and torchfuse in bf16 if
+the processor multiplies in bf16. `float32` rows iterate in fp32 on both sides. `ns_dtype` compares
+torchfuse's two dtypes. torch accepts parameters with two dimensions only, so convolutions are
+passed to torch as flattened views.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from suites.parameters import ParameterSet, load
+from suites.steps import OURS, Contender, StepCase, ours
+from torchfuse.optimizers import FusedMuon
+
+MUON, AGAIN, MUON_FLOAT32 = "torch Muon", "torch Muon, again", "torch Muon, fp32"
+OURS_FLOAT32 = "torchfuse, fp32"
+#: A step reads parameter, gradient and momentum, and writes parameter and momentum. Products of
+#: matrices take most of the time.
+STEP = 20
+#: With these options, a step replaces the parameter by the update, so `StepCase` compares updates.
+_REPLACE: dict[str, Any] = {"lr": 1.0, "weight_decay": 1.0}
+#: Rounding to bf16 changes small singular values; fp32 results differ by 2e-6.
+_TOLERANCES = {"float32": 1e-4}
+_BFLOAT16_TOLERANCE = 0.05
+
+
+class _Float32Muon(torch.optim.Muon):
+    """torch.optim.Muon without the cast to bf16."""
+
+    @mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Performs one step."""
+        super().step()  # type: ignore[no-untyped-call]
+
+
+def _theirs(name: str, kind: type[torch.optim.Muon]) -> Contender:
+    def make(params: list[Tensor], _: float | None) -> torch.optim.Muon:
+        views = [torch.nn.Parameter(param.detach().flatten(1)) for param in params]
+        for view, param in zip(views, params, strict=True):
+            assert param.grad is not None
+            view.grad = param.grad.flatten(1)
+        return kind(views, **_REPLACE)
+
+    return Contender(name, make)
+
+
+def _ours(name: str, dtype: torch.dtype | None) -> Contender:
+    return ours(FusedMuon, name, ns_dtype=dtype, **_REPLACE)
+
+
+_TORCH = _theirs(MUON, torch.optim.Muon)
+#: The subject and the peer, by the row's kind.
+_CONTENDERS = {
+    "default": (_ours(OURS, None), _TORCH),
+    "float32": (_ours(OURS, torch.float32), _theirs(MUON_FLOAT32, _Float32Muon)),
+    "ns_dtype": (_ours(OURS, torch.bfloat16), _ours(OURS_FLOAT32, torch.float32)),
+    "noise": (_theirs(AGAIN, torch.optim.Muon), _TORCH),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MuonCase(StepCase):
+    """A step on matrices; the result also has the peak of the memory that the step allocates."""
+
+    @property
+    def memory_unit(self) -> int:
+        """Number of bytes of the largest group of matrices with one shape, in fp32."""
+        counts = collections.Counter(self.parameters.shapes)
+        return 4 * max(count * math.prod(shape) for shape, count in counts.items())
+
+
+def _case(kind: str, parameters: ParameterSet) -> MuonCase:
+    tolerance = _TOLERANCES.get(kind, _BFLOAT16_TOLERANCE)
+    name = f"{kind}/{parameters.name}"
+    return MuonCase(name, parameters, _CONTENDERS[kind], STEP, tolerance=tolerance)
+
+
+def _matrices(name: str) -> ParameterSet:
+    """Returns a model's matrices, without GPT-2's embeddings."""
+    embeddings = ((50257, 768), (1024, 768))
+    shapes = load(name).shapes
+    kept = tuple(shape for shape in shapes if len(shape) >= 2 and shape not in embeddings)
+    return ParameterSet(name, kept)
+
+
+_GPT2, _RESNET = _matrices("gpt2_124m"), _matrices("resnet50")
+_SMALL = ParameterSet("small_400x128x128", ((128, 128),) * 400)
+_KINDS = ("default", "float32", "ns_dtype")
+
+CASES = (
+    *(_case(kind, _GPT2) for kind in _KINDS),
+    *(_case(kind, _RESNET) for kind in _KINDS[:2]),
+    _case("default", _SMALL),
+    _case("noise", _SMALL),
+)
+
+
+def _quick(case: MuonCase) -> MuonCase:
+    """Returns the case on a sixth of GPT-2's width, or on ResNet-50's smaller matrices."""
+    shapes = case.parameters.shapes
+    if case.parameters is _GPT2:
+        shapes = tuple((rows // 6, columns // 6) for rows, columns in shapes)
+    kept = tuple(shape for shape in shapes if math.prod(shape) <= 2**18)
+    name = f"{case.name}_quick"
+    return dataclasses.replace(case, name=name, parameters=ParameterSet(name, kept))
+
+
+QUICK_CASES = tuple(_quick(case) for case in CASES)
