@@ -49,12 +49,7 @@ def counting() -> Iterator[None]:
 
 
 def run(command: Sequence[str], folder: Path, expected: int) -> list[Profile]:
-    """Runs a program that enters `counting()` `expected` times; returns the profiles in order.
-
-    Raises:
-        RuntimeError: valgrind is missing, or the program wrote fewer dumps.
-        CalledProcessError: the program failed.
-    """
+    """Runs a program that enters `counting()` `expected` times; returns the profiles in order."""
     program = shutil.which("valgrind")
     if program is None:
         raise RuntimeError("callgrind: expected valgrind on the PATH, got none. Install it.")

@@ -40,13 +40,7 @@ def _picture(path: Path, inches: float) -> Iterator[Any]:
 
 
 def draw(table: report.Table, root: Path, path: Path) -> str:
-    """Draws medians with interquartile ranges, and returns a description.
-
-    Args:
-        table (Table): Ratios to draw.
-        root (Path): Repository root.
-        path (Path): SVG file to write.
-    """
+    """Draws a table's medians with interquartile ranges, and returns a description."""
     result = report.load(root, table.file)
     found = [report.ratios(result, table, row) for row in table.rows]
     # For a row with several cases: the median over cases, with the range over all cases.

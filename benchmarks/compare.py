@@ -83,12 +83,6 @@ def table(result: dict[str, Any]) -> str:
                     f"{ratio['median']:.2f}x ({ratio['q1']:.2f} to {ratio['q3']:.2f})",
                 )
             )
-    lines += [
-        f"allocated by a step of {row['name']}, in its largest group of matrices: "
-        + ", ".join(f"{name} {groups:.2f}" for name, groups in row["extra_memory"].items())
-        for row in result["benchmarks"]
-        if "extra_memory" in row
-    ]
     for key in ("missing", "skipped"):
         reasons = result.get(key, {})
         lines += [""] * bool(reasons) + [f"{key}: {name} ({why})" for name, why in reasons.items()]

@@ -146,9 +146,6 @@ def verify(trainings: Mapping[str, Training], name: str) -> None:
     Both contenders step with the gradients from torch's model. Otherwise the model would amplify
     rounding differences between the steps: if a sum is near 0, ReLU and Adam turn a tiny difference
     into a large difference.
-
-    Raises:
-        RuntimeError: the parameter changes or the first moments differ.
     """
     actual, expected = trainings[OURS], trainings[FUSED]
     start = torch.cat([p.detach().flatten().double() for p in actual.parameters])
@@ -217,11 +214,7 @@ def summary_of(parts: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]
 
 
 def start(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures a row in new processes; returns rank 0's figures.
-
-    Raises:
-        SystemExit: a process failed.
-    """
+    """Measures a row in new processes; returns rank 0's figures."""
     alone = name.endswith("1_process")
     launcher = [sys.executable]
     if not alone:

@@ -49,9 +49,6 @@ def hold_to_torchs_level() -> None:
     """Limits torchfuse to the instruction set in ATEN_CPU_CAPABILITY, which limits torch too.
 
     A run on an AVX-512 processor can then measure the code for processors without AVX-512.
-
-    Raises:
-        SystemExit: torchfuse does not support that level.
     """
     if "ATEN_CPU_CAPABILITY" not in os.environ:
         return
@@ -65,22 +62,12 @@ def hold_to_torchs_level() -> None:
 
 
 def describe(script: str, *, device: str, seed: int, rounds: int) -> dict[str, Any]:
-    """Returns a result's context: command, date, commit, machine and build.
-
-    Args:
-        script (str): The program's path in the repository.
-        device (str): "cpu" or "cuda".
-        seed (int): Seed for weights and data.
-        rounds (int): Number of samples per contender.
-    """
+    """Returns a result's context: command, date, commit, machine and build."""
     status = git("status", "--porcelain")
     return {
         "command": ["python", script, *sys.argv[1:]],
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "git": {
-            "sha": git("rev-parse", "HEAD"),
-            "dirty": None if status is None else bool(status),
-        },
+        "git": {"sha": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)},
         "cpu": cpu_model(),
         "cpu_isa": torchfuse._C.cpu_isa(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -12,10 +12,12 @@ Example:
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,24 @@ from typing import Any
 import torch
 
 import callgrind
-import host_path_baseline as baseline
 import torchfuse
 from suites.host_path_rows import ROWS, Row
+from torchfuse import _loader
 
 #: Python specializes a function's bytecode in the first few calls.
 WARM_UP_STEPS = 20
 STEPS = 10
+FILE = Path(__file__).parent / "baselines" / "host_path.json"
+#: A count may exceed the baseline by this fraction.
+TOLERANCE = 0.02
+UPDATE = "`python benchmarks/host_path.py --write-baseline` takes it over."
+REMEDY = (
+    "If this is meant, run `python benchmarks/host_path.py --write-baseline` and commit the file."
+)
+
+#: Counts per step of one row, by unit.
+Counts = Mapping[str, float]
+UNITS = {"instructions_per_step": "instructions", "allocations_per_step": "allocations"}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -129,6 +142,63 @@ def breakdown(row: Row, profile: callgrind.Profile, most: int) -> str:
     return "\n".join(lines)
 
 
+def key() -> str:
+    """Returns the baseline's key: counts depend on torch, Python, compilers and CUDA."""
+    python = f"Python {platform.python_version()} ({platform.python_compiler()})"
+    build = _loader.recorded_build()
+    cuda = f"CUDA {build['cuda']}" if build["cuda"] else "no CUDA"
+    return f"torch {torch.__version__}, {python}, torchfuse by {build['compiler']} with {cuda}"
+
+
+def read_baselines() -> dict[str, dict[str, Counts]]:
+    """Reads all baselines, by key."""
+    content: dict[str, dict[str, Counts]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
+
+
+def write_baseline(counts: Mapping[str, Counts], keep: bool) -> None:
+    """Stores the counts as the baseline for `key()`; `keep` preserves other rows."""
+    content = read_baselines() if FILE.exists() else {}
+    content[key()] = {**(content.get(key(), {}) if keep else {}), **counts}
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def differences(
+    counts: Mapping[str, Counts], expected: Mapping[str, Counts]
+) -> tuple[list[str], list[str]]:
+    """Returns failures, and hints for rows so much cheaper that the baseline should change."""
+    failures, hints = [], []
+    for name, row in counts.items():
+        if name not in expected:
+            failures.append(f"{name}: expected a row in the baseline, got none. {REMEDY}")
+            continue
+        for unit, what in UNITS.items():
+            was, now = expected[name][unit], row[unit]
+            change = f"{was:,.1f} {what} per step in the baseline, {now:,.1f} now"
+            if now > was * (1 + TOLERANCE):
+                failures.append(
+                    f"{name}: expected at most {TOLERANCE:.0%} above the baseline, got more: "
+                    f"{change}. {REMEDY}"
+                )
+            elif now < was * (1 - TOLERANCE):
+                hints.append(f"{name}: became cheaper: {change}. {UPDATE}")
+    return failures, hints
+
+
+def check(counts: Mapping[str, Counts]) -> int:
+    """Prints the comparison; returns 1 if a row fails."""
+    baselines = read_baselines()
+    if key() not in baselines:
+        print(f"host_path: no baseline for {key()}; nothing was compared")
+        return 0
+    failures, hints = differences(counts, baselines[key()])
+    for line in (*hints, *failures):
+        print(f"host_path: {line}")
+    failed = len({line.partition(":")[0] for line in failures})
+    print(f"host_path: {len(counts) - failed} of {len(counts)} rows passed")
+    return 1 if failures else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Counts the selected rows, prints the counts and compares them with the baseline."""
     options = parse_arguments(arguments)
@@ -145,15 +215,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     measured = measure(rows)
     print(table(measured))
-    counts = baseline.counts_of(measured, {row.name for row in rows if not row.peer})
+    counts = {
+        row.name: {unit: counted[unit] for unit in UNITS}
+        for row, counted in zip(rows, measured, strict=True)
+        if not row.peer
+    }
     if not counts and (options.check or options.write_baseline):
         print(f"host_path: expected a row with a baseline, got peers alone by {options.only!r}.")
         return 2
     if options.write_baseline:
-        baseline.write(counts, keep=bool(options.only))
-        print(f"host_path: wrote {baseline.FILE.name}")
+        write_baseline(counts, keep=bool(options.only))
+        print(f"host_path: wrote {FILE.name}")
         return 0
-    return baseline.check(counts) if options.check else 0
+    return check(counts) if options.check else 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +40,16 @@ OPTIONS: dict[str, Any] = {"weight_decay": 0.1, "max_grad_norm": 1.0}
 BETAS = (0.9, 0.95)
 RATES = {FusedAdam: (1e-3, 3e-3, 1e-2), FusedMuon: (1e-2, 2e-2, 4e-2)}
 
-Make = Callable[[LanguageModel], torch.optim.Optimizer]
 
-
-def adam(rate: float) -> Make:
-    """Returns a function that makes FusedAdam for a model."""
-    return lambda model: FusedAdam(model.parameters(), rate, betas=BETAS, **OPTIONS)
-
-
-def muon(rate: float, adamw_rate: float) -> Make:
-    """Returns a function that makes FusedMuon for a model."""
-
-    def make(model: LanguageModel) -> FusedMuon:
-        groups = FusedMuon.split(model, adamw=["head.weight"])
-        adamw = {"lr": adamw_rate, "betas": BETAS}
-        return FusedMuon(groups, rate, adamw=adamw, ns_dtype=torch.float32, **OPTIONS)
-
-    return make
+def optimizer_of(
+    model: LanguageModel, kind: Any, rate: float, adamw_rate: float
+) -> FusedAdam | FusedMuon:
+    """Returns the optimizer; `adamw_rate` is for FusedMuon's embeddings and output layer."""
+    if kind is FusedAdam:
+        return FusedAdam(model.parameters(), rate, betas=BETAS, **OPTIONS)
+    groups = FusedMuon.split(model, adamw=["head.weight"])
+    adamw = {"lr": adamw_rate, "betas": BETAS}
+    return FusedMuon(groups, rate, adamw=adamw, ns_dtype=torch.float32, **OPTIONS)
 
 
 def factor(step: int, steps: int) -> float:
@@ -67,11 +60,11 @@ def factor(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def train(make: Make, corpus: Corpus, arguments: argparse.Namespace) -> list[list[float]]:
+def train(corpus: Corpus, arguments: argparse.Namespace, *options: Any) -> list[list[float]]:
     """Trains a model; returns [step, validation loss] of every tenth step and of the last."""
     torch.manual_seed(arguments.seed)
     model = LanguageModel(VOCABULARY, **(QUICK_MODEL if arguments.quick else MODEL))
-    optimizer = make(model)
+    optimizer = optimizer_of(model, *options)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: factor(step, arguments.steps)
     )
@@ -112,10 +105,8 @@ def main(words: Sequence[str] | None = None) -> int:
     curves: list[dict[str, Any]] = []
     for kind, rates in RATES.items():
         for rate in rates:
-            make = adam(rate)
-            if kind is FusedMuon:
-                make = muon(rate, report.best({"curves": curves}, "FusedAdam")["lr"])
-            points = train(make, corpus, arguments)
+            adamw_rate = report.best({"curves": curves}, "FusedAdam")["lr"] if curves else rate
+            points = train(corpus, arguments, kind, rate, adamw_rate)
             curves.append({"optimizer": kind.__name__, "lr": rate, "points": points})
             print(f"{kind.__name__}, lr {rate:g}: {points[-1][1]:.3f}", flush=True)
     result = {"suite": "language_model", "context": context, "curves": curves}

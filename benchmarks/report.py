@@ -77,11 +77,7 @@ class Table(NamedTuple):
 
 
 def tables(page: str, text: str) -> list[Table]:
-    """Returns a page's tables.
-
-    Raises:
-        ValueError: no result file is linked above a table, or a row has unexpected cells.
-    """
+    """Returns a page's tables."""
     found: list[Table] = []
     section, file, inside = "", "", False
     for number, line in enumerate(text.splitlines(), 1):
@@ -103,11 +99,7 @@ def tables(page: str, text: str) -> list[Table]:
 
 
 def ratios(result: dict[str, Any], table: Table, row: Row) -> list[dict[str, float]]:
-    """Returns the ratio quartiles of each case that belongs to a row.
-
-    Raises:
-        ValueError: the file contains no such case, or a case lacks the row's peer.
-    """
+    """Returns the ratio quartiles of each case that belongs to a row."""
     entries = [
         entry["ratios"].get(row.peer)
         for entry in result["benchmarks"]
@@ -144,11 +136,7 @@ def load(root: Path, file: str) -> dict[str, Any]:
 
 
 def _machines(root: Path, page: str, text: str) -> str:
-    """Returns the text with the processor named before each link to a result file.
-
-    Raises:
-        ValueError: the words before a table's link do not name a processor.
-    """
+    """Returns the text with the processor named before each link to a result file."""
     named = {match["file"] for match in MACHINE.finditer(text)}
     for table in tables(page, text):
         if table.file not in named:
@@ -176,11 +164,7 @@ def _noise(root: Path, file: str) -> str:
 
 
 def newest(root: Path, kind: str) -> str:
-    """Returns the path of the newest committed result file whose name contains the kind.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns the path of the newest committed result file whose name contains the kind."""
     files = sorted((root / RESULTS).glob(f"*/*-{kind}-*.json"), key=lambda path: path.name)
     if not files:
         raise ValueError(f"expected a result of {kind} in {RESULTS}, got none.")
@@ -276,12 +260,7 @@ def _replaced_once(page: str, text: str, pattern: re.Pattern[str], new: str) -> 
 
 
 def refreshed(root: Path, page: str, text: str) -> str:
-    """Returns a page's text with figures from the result files.
-
-    Raises:
-        ValueError: a table names a case or peer that the result file lacks, or a sentence to update
-            is missing.
-    """
+    """Returns a page's text with figures from the result files."""
     found = tables(page, text)
     lines = text.split("\n")
     for table in found:

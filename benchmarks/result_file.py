@@ -28,12 +28,7 @@ def default_path(name: str) -> Path:
 
 
 def prepare(path: Path | None, name: str) -> Path:
-    """Returns the result's path after creating the folder, before measuring begins.
-
-    Raises:
-        SystemExit: the path names a folder, or the path is below `COMMITTED` and the git tree has
-            uncommitted changes, so that no commit would contain the measured code.
-    """
+    """Returns the result's path after creating the folder, before measuring begins."""
     path = path or default_path(name)
     if path.is_dir():
         raise SystemExit(f"expected --out to name a file, got the folder {path}; name one in it")
@@ -47,12 +42,7 @@ def prepare(path: Path | None, name: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a result file.
-
-    Raises:
-        ValueError: the file is missing, does not contain a JSON object, or contains NaN or
-            infinity.
-    """
+    """Reads a result file."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
     except (OSError, ValueError, RecursionError) as error:

@@ -4,7 +4,6 @@
 Example:
     python benchmarks/run.py --suite fused_adam
     python benchmarks/run.py --suite fused_adam --only scale_clip_step/large --out result.json
-    python benchmarks/run.py --suite all --quick
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import argparse
 import gc
 import importlib
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,10 +39,6 @@ SUITES = (
     "scale",
     "gpu",
 )
-#: Runs every suite for the device, each in a separate process with a separate result file.
-ALL = "all"
-# On a CPU, these suites' parameter sets would take hours.
-CUDA_SUITES = ("gpu",)
 #: --quick skips parameter sets with more elements.
 QUICK_NUMEL = 30_000_000
 #: Streams that measure memory bandwidth: scaling a buffer in place, and copying a buffer.
@@ -56,19 +50,15 @@ MOST = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suite", choices=(*SUITES, ALL), default=SUITES[0])
+    parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="small sets, five rounds")
-    parser.add_argument(
-        "--out", type=Path, help=f"result file, of {ALL} a folder; default: build/benchmarks/..."
-    )
+    parser.add_argument("--out", type=Path, help="result file; default: build/benchmarks/...")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, help="default 15; with --quick 5")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(words)
-    if arguments.suite == ALL and arguments.only:
-        parser.error(f"--only needs one suite, got --suite {ALL}; name one")
     if arguments.rounds is None:
         arguments.rounds = 5 if arguments.quick else 15
     for name in ("rounds", "threads"):
@@ -82,11 +72,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def reference_streams(
     num_bytes: float, device: torch.device
 ) -> tuple[dict[str, Callable[[], object]], int]:
-    """Returns the streams that measure the current memory bandwidth.
-
-    Returns:
-        The streams by name, and the number of bytes that each stream reads and writes.
-    """
+    """Returns streams that measure the memory bandwidth, and the bytes that each one moves."""
     buffer = torch.ones(max(int(min(num_bytes, MOST[device.type])) // 8, 1), device=device)
     target = torch.empty_like(buffer)
     streams: dict[str, Callable[[], object]] = {
@@ -185,37 +171,9 @@ def selected(suite: Any, only: str, quick: bool) -> list[Any]:
     ]
 
 
-def run_all(arguments: argparse.Namespace) -> int:
-    """Runs the suites one after another; if a suite failed, prints the names and returns 1.
-
-    Each suite runs in a separate process, so that memory, threads and process groups are not
-    shared.
-    """
-    folder = arguments.out
-    if folder is None:
-        folder = result_file.default_path(f"{ALL}-{arguments.device}").with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    failed = []
-    for name in SUITES:
-        if name in CUDA_SUITES and arguments.device != "cuda":
-            continue
-        command = [sys.executable, __file__, "--suite", name, "--out", f"{folder}/{name}.json"]
-        for option in ("device", "threads", "rounds", "seed"):
-            command += [f"--{option}", str(getattr(arguments, option))]
-        command += ["--quick"] * arguments.quick
-        if subprocess.run(command).returncode != 0:
-            failed.append(name)
-        print(flush=True)
-    if failed:
-        print(f"suites that failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the suite, writes the result file and prints the table."""
     arguments = parse_arguments(words)
-    if arguments.suite == ALL:
-        return run_all(arguments)
     out = result_file.prepare(arguments.out, f"{arguments.suite}-{arguments.device}")
     torch.set_num_threads(arguments.threads)
     environment.hold_to_torchs_level()

@@ -51,10 +51,7 @@ def our_adam(dtype: torch.dtype = torch.float32) -> Contender:
 
 
 def case(
-    pipeline: str,
-    parameters: str,
-    *peers: str | Contender,
-    dtype: torch.dtype = torch.float32,
+    pipeline: str, parameters: str, *peers: str | Contender, dtype: torch.dtype = torch.float32
 ) -> StepCase:
     """Returns a case for a pipeline in `CASES`, such as `step` or `scale_clip_step`."""
     subject = _CONTENDERS[AGAIN] if pipeline == "noise" else our_adam(dtype)

@@ -29,12 +29,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-3}
 GATE_TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 6e-2}
 #: Minimum passes over the input, forward and backward. Each operand is read or written once, but
 #: batch normalization reads operands twice, because statistics and sums precede the writes.
-PASSES = {
-    "batch_norm": (3, 5),
-    "layer_norm": (2, 3),
-    "rms_norm": (2, 3),
-    "cross_entropy": (1, 2),
-}
+PASSES = {"batch_norm": (3, 5), "layer_norm": (2, 3), "rms_norm": (2, 3), "cross_entropy": (1, 2)}
 #: Shapes shared by several suites: ResNet-50 layers with batch 32, and language model rows.
 BATCH_NORM_SHAPES = ((32, 64, 112, 112), (32, 256, 56, 56), (32, 2048, 7, 7))
 ROW_SHAPES = ((4096, 1024), (512, 8192))

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suites.composites import (
-    ForeachLAMB,
-    ForeachLARC,
-    ForeachLARS,
-    ForeachLion,
-    ForeachNovoGrad,
-)
+from suites.composites import ForeachLAMB, ForeachLARC, ForeachLARS, ForeachLion, ForeachNovoGrad
 from suites.parameters import load
 from suites.steps import FOREACH, FUSED, LEARNING_RATE, OURS, Contender, StepCase, ours, theirs
 from torchfuse import optimizers

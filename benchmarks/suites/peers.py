@@ -57,15 +57,10 @@ _PEERS = {
         theirs(AGAIN, _ADAMW, fused=True, **_DECAY),
         *_compiled(),
     ],
-    "adagrad": [
-        *_of(DEEPSPEED, "deepspeed.ops.adagrad", "DeepSpeedCPUAdagrad", eps=1e-10),
-        theirs(FUSED, torch.optim.Adagrad, fused=True),
-    ],
     "lion": _of(DEEPSPEED, "deepspeed.ops.lion", "DeepSpeedCPULion", **_DECAY),
 }
 _OURS = {
     "adam": (ours(optimizers.FusedAdam, **_DECAY), 28, None),
-    "adagrad": (ours(optimizers.FusedAdagrad, eps=1e-10), 20, None),
     # Lion moves elements by the sign of a sum, and rounding can flip the sign of a sum near 0.
     "lion": (ours(optimizers.FusedLion, **_DECAY), 20, 1e-4),
 }

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from suites.packages import DEEPSPEED, class_of
 from suites.parameters import load
 from suites.steps import FOREACH, FUSED, WEIGHT_DECAY, StepCase, ours, theirs
 from torchfuse.optimizers import FusedAdam
 
-#: Errors of peers that could not be created.
-MISSING: dict[str, str] = {}
 #: (loss scaling, clipping) by scenario.
 SCENARIOS = {"s0": (False, False), "s1": (True, False), "s2": (False, True), "s3": (True, True)}
 #: Parameter sets for all scenarios, and sets for s0 and s3 only.
@@ -34,20 +31,15 @@ _SHAPES = (
 def case(masters: bool, scenario: str, parameters: str) -> StepCase:
     """Returns a case with all peers."""
     scales, clips = SCENARIOS[scenario]
-    contenders = [
+    contenders = (
         ours(FusedAdam, weight_decay=WEIGHT_DECAY, master_weights=masters),
         theirs(FUSED, torch.optim.AdamW, weight_decay=WEIGHT_DECAY, fused=True),
         theirs(FOREACH, torch.optim.AdamW, weight_decay=WEIGHT_DECAY, foreach=True),
-    ]
-    if not masters and scenario == "s0":
-        kind = class_of(DEEPSPEED, "deepspeed.ops.adam", "DeepSpeedCPUAdam", MISSING)
-        if kind is not None:
-            options = {"weight_decay": WEIGHT_DECAY, "adamw_mode": True}
-            contenders.append(theirs(DEEPSPEED, kind, **options))
+    )
     return StepCase(
         f"{'masters' if masters else 'fp32'}/{scenario}/{parameters}",
         load(parameters),
-        tuple(contenders),
+        contenders,
         # The check or norm needs all gradients before the step, so gradients are read twice.
         28 + (scales or clips) * (2 if masters else 4),
         scales=scales,

@@ -213,11 +213,7 @@ class StepCase:
         return tuple(contender.name for contender in self.contenders[1:])
 
     def prepare(self, device: torch.device, seed: int) -> Mapping[str, Callable[[], object]]:
-        """Builds and verifies the contenders.
-
-        Raises:
-            RuntimeError: a contender's results differ, so times would not be comparable.
-        """
+        """Builds the contenders, and verifies their results, so that times are comparable."""
         steps = {c.name: self._step(c, device, seed) for c in self.contenders}
         for name, step in steps.items():
             self._verification_steps(name, step, seed)
