@@ -33,7 +33,7 @@ def _picture(path: Path, inches: float) -> Iterator[Any]:
         figure = Figure((8, inches), layout="constrained")
         axes = figure.add_subplot()
         yield axes
-        axes.tick_params(colors=INK)
+        axes.tick_params(which="both", colors=INK)
         axes.spines[:].set_visible(False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", transparent=True, metadata={"Date": None})
