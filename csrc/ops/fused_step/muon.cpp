@@ -21,6 +21,8 @@ namespace {
 /// matrices between the products, and more on a CUDA device.
 constexpr std::int64_t kElementsAtATime = 1 << 20;
 constexpr std::int64_t kElementsAtATimeOnCuda = 1 << 26;
+/// Elements whose memory does not matter.
+constexpr std::int64_t kFewElements = 1 << 16;
 
 std::int64_t product(c10::IntArrayRef sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
@@ -96,7 +98,12 @@ struct Batch {
   at::ScalarType dtype;
   std::vector<std::size_t> rows;  ///< indices into the bucket's rows
   std::int64_t count = 0;         ///< number of matrices
+  std::int64_t stack = 0;         ///< matrices in the last row
 };
+
+bool equal(const TensorLayout& a, const TensorLayout& b) {
+  return a.sizes == b.sizes && a.strides == b.strides;
+}
 
 /// Sorts matrices into batches. `rows` are indices into the bucket's rows.
 std::vector<Batch> batches_of(const Bucket& bucket, const std::vector<std::size_t>& rows,
@@ -104,21 +111,25 @@ std::vector<Batch> batches_of(const Bucket& bucket, const std::vector<std::size_
   std::vector<NewtonSchulz> settings;
   for (const kernels::MuonParams& group : groups) settings.push_back(settings_of(group));
   std::vector<Batch> batches;
-  for (const std::size_t row : rows) {
+  std::size_t batch = 0;  // of the row before, which mostly has the same shape
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t row = rows[i];
     const auto group = static_cast<std::size_t>(bucket.rows[row].group);
-    const Matrices matrices(bucket.layouts[row], groups[group]);
-    Matrices like = matrices;
-    like.count = 1;
-    const at::ScalarType dtype = dtype_of_products(bucket, groups[group]);
-    auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
-      return other.like == like && other.dtype == dtype && other.settings == settings[group];
-    });
-    if (batch == batches.end()) {
-      batches.push_back({like, settings[group], dtype, {}, 0});
-      batch = std::prev(batches.end());
+    const bool as_before = i > 0 && bucket.rows[row].group == bucket.rows[rows[i - 1]].group &&
+                           equal(bucket.layouts[row], bucket.layouts[rows[i - 1]]);
+    if (!as_before) {
+      Matrices like(bucket.layouts[row], groups[group]);
+      const std::int64_t count = std::exchange(like.count, 1);
+      const at::ScalarType dtype = dtype_of_products(bucket, groups[group]);
+      const auto found = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
+        return other.like == like && other.dtype == dtype && other.settings == settings[group];
+      });
+      batch = static_cast<std::size_t>(found - batches.begin());
+      if (found == batches.end()) batches.push_back({like, settings[group], dtype, {}, 0});
+      batches[batch].stack = count;
     }
-    batch->rows.push_back(row);
-    batch->count += matrices.count;
+    batches[batch].rows.push_back(row);
+    batches[batch].count += batches[batch].stack;
   }
   return batches;
 }
@@ -140,11 +151,17 @@ class Directions {
     }
   }
 
-  /// Returns the memory of a row's direction, in the order of the parameter's memory.
-  void* memory(std::size_t i) const {
-    if (!copies_.empty()) return copies_[i].mutable_data_ptr();
-    return static_cast<char*>(matrices_.mutable_data_ptr()) +
-           places_[i] * static_cast<std::int64_t>(matrices_.itemsize());
+  /// Returns the memory of the rows' directions, in the order of the parameters' memory.
+  std::vector<void*> memory() const {
+    std::vector<void*> all;
+    all.reserve(places_.size());
+    char* const begin = static_cast<char*>(matrices_.mutable_data_ptr());
+    const auto itemsize = static_cast<std::int64_t>(matrices_.itemsize());
+    for (std::size_t i = 0; i + 1 < places_.size(); ++i) {
+      all.push_back(copies_.empty() ? begin + places_[i] * itemsize
+                                    : copies_[i].mutable_data_ptr());
+    }
+    return all;
   }
 
   /// Returns the same memory as a flat tensor.
@@ -164,9 +181,10 @@ class Directions {
   /// than the batch itself.
   std::int64_t at_a_time() const {
     if (!batch_.settings.batched) return 1;
-    const std::int64_t elements = matrices_.is_cuda() ? kElementsAtATimeOnCuda : kElementsAtATime;
-    const std::int64_t by_size = elements / (batch_.like.rows * batch_.like.columns);
-    return std::max<std::int64_t>(1, std::min(by_size, batch_.count / 3));
+    const std::int64_t matrix = batch_.like.rows * batch_.like.columns;
+    const std::int64_t most = matrices_.is_cuda() ? kElementsAtATimeOnCuda : kElementsAtATime;
+    const std::int64_t by_memory = std::max(batch_.count / 3, kFewElements / matrix);
+    return std::max<std::int64_t>(1, std::min(most / matrix, by_memory));
   }
 
   at::Tensor by_rows(std::size_t i) const {
@@ -181,15 +199,16 @@ class Directions {
 
 /// Rows of matrices in a launch, and where their directions are.
 struct MatrixRows {
-  MatrixRows(const Bucket& bucket, const std::vector<std::size_t>& indices, at::ScalarType type)
-      : dtype(type) {
-    for (const std::size_t index : indices) {
-      rows.push_back(bucket.rows[index]);
-      offsets.push_back(offsets.back() + rows.back().numel);
+  MatrixRows(const Bucket& bucket, const std::vector<std::size_t>& rows, at::ScalarType type)
+      : indices(rows), dtype(type) {
+    offsets.reserve(rows.size() + 1);
+    directions.reserve(rows.size());
+    for (const std::size_t row : rows) {
+      offsets.push_back(offsets.back() + bucket.rows[row].numel);
     }
   }
 
-  std::vector<kernels::TensorRow> rows;
+  const std::vector<std::size_t>& indices;  ///< of the bucket's rows
   std::vector<std::int64_t> offsets{0};
   std::vector<void*> directions;
   at::ScalarType dtype;  ///< of the directions
@@ -221,11 +240,13 @@ struct MuonStep {
 
   /// Updates the momentum and writes the directions.
   void update_momentum(const MatrixRows& all) const {
-    std::vector<kernels::TensorRow> rows = all.rows;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      rows[i].param = all.directions[i];
-      rows[i].master = rows[i].ema = nullptr;
-      rows[i].state[0] = std::exchange(rows[i].state[kernels::Muon::kMomentum], nullptr);
+    std::vector<kernels::TensorRow> rows;
+    rows.reserve(all.indices.size());
+    for (std::size_t i = 0; i < all.indices.size(); ++i) {
+      kernels::TensorRow& row = rows.emplace_back(bucket.rows[all.indices[i]]);
+      row.param = all.directions[i];
+      row.master = row.ema = nullptr;
+      row.state[0] = std::exchange(row.state[kernels::Muon::kMomentum], nullptr);
     }
     auto args = args_of<kernels::MuonMomentum>(rows, all, groups);
     kernels::TensorTable& table = args.tensors;
@@ -237,44 +258,53 @@ struct MuonStep {
     update_elements(op, bucket.key.device, args);
   }
 
-  /// Updates the parameters along the directions, whose shapes are in the bucket's layouts.
-  void update_params(const MatrixRows& all, const std::vector<std::size_t>& indices) const {
+  /// Updates the parameters along the directions. Rows of one group and shape share an entry of
+  /// hyper-parameters.
+  void update_params(const MatrixRows& all) const {
     std::vector<kernels::MuonUpdateParams> params;
-    std::vector<std::int32_t> sources;  // the group of each entry in `params`
-    std::vector<kernels::TensorRow> rows = all.rows;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const std::int32_t source = rows[i].group;
-      const Matrices shape(bucket.layouts[indices[i]], groups[source]);
-      const double factor = kernels::Muon::lr_factor(
-          groups[source], static_cast<double>(shape.rows), static_cast<double>(shape.columns));
-      std::size_t place = params.size();
-      while (place > 0 &&
-             !(sources[place - 1] == source && params[place - 1].lr_factor == factor)) {
-        --place;
+    std::vector<std::size_t> firsts;  // the first row of each entry
+    std::vector<kernels::TensorRow> rows;
+    rows.reserve(all.indices.size());
+    std::size_t entry = 0;  // of the row before
+    for (std::size_t i = 0; i < all.indices.size(); ++i) {
+      const std::size_t index = all.indices[i];
+      const auto shares = [&](std::size_t first) {
+        return bucket.rows[first].group == bucket.rows[index].group &&
+               bucket.layouts[first].sizes == bucket.layouts[index].sizes;
+      };
+      if (i == 0 || !shares(firsts[entry])) {
+        entry = static_cast<std::size_t>(std::find_if(firsts.begin(), firsts.end(), shares) -
+                                         firsts.begin());
       }
-      if (place == 0) {
-        params.push_back({groups[source].lr, groups[source].weight_decay, factor});
-        sources.push_back(source);
-        place = params.size();
+      if (entry == firsts.size()) {
+        firsts.push_back(index);
+        params.push_back(update_params_of(index));
       }
-      rows[i].group = static_cast<std::int32_t>(place - 1);
-      std::fill(std::begin(rows[i].state), std::end(rows[i].state), nullptr);
-      rows[i].state[0] = all.directions[i];
+      kernels::TensorRow& row = rows.emplace_back(bucket.rows[index]);
+      row.group = static_cast<std::int32_t>(entry);
+      std::fill(std::begin(row.state), std::end(row.state), nullptr);
+      row.state[0] = all.directions[i];
     }
     auto args = args_of<kernels::MuonUpdate>(rows, all, params);
     std::fill(std::begin(args.tensors.state), std::end(args.tensors.state), kernel_type(all.dtype));
     update_elements(op, bucket.key.device, args);
   }
 
+  kernels::MuonUpdateParams update_params_of(std::size_t index) const {
+    const kernels::MuonParams& group = groups[bucket.rows[index].group];
+    const Matrices shape(bucket.layouts[index], group);
+    const double factor = kernels::Muon::lr_factor(group, static_cast<double>(shape.rows),
+                                                   static_cast<double>(shape.columns));
+    return {group.lr, group.weight_decay, factor};
+  }
+
   void update_batch(const Batch& batch) const {
     const Directions directions(bucket, batch);
     MatrixRows rows(bucket, batch.rows, batch.dtype);
-    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
-      rows.directions.push_back(directions.memory(i));
-    }
+    rows.directions = directions.memory();
     update_momentum(rows);
     directions.orthogonalize();
-    update_params(rows, batch.rows);
+    update_params(rows);
   }
 
   /// Updates sharded matrices, all with one dtype of products. See Note [Sharded matrices].
@@ -304,7 +334,7 @@ struct MuonStep {
     for (std::size_t i = 0; i < indices.size(); ++i) {
       rows.directions[i] = address(results, exchange.place_in_received(i));
     }
-    update_params(rows, indices);
+    update_params(rows);
   }
 
   /// Gathers the matrices that this rank owns, orthogonalizes them, and returns this rank's shards

@@ -271,6 +271,7 @@ class StepEngine {
   // Valid only during a step.
   const std::vector<SlotTensors>* slots_ = nullptr;
   std::vector<Match> matches_;
+  const PlannedSlot* sized_ = nullptr;      ///< the last slot whose sizes were checked
   std::vector<std::uint32_t> used_states_;  ///< per group: bit k is set if state k is used
   std::vector<std::size_t> active_;
   std::vector<std::pair<at::Tensor, at::Tensor>> converted_;  ///< gradients and copies

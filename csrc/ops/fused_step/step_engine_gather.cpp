@@ -220,8 +220,12 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
                          const PlannedSlot*& like, Target& target) {
   PlannedSlot& planned = planned_[index];
   check_used_states(index);
-  if (has_layouts_)
+  const bool checked = sized_ != nullptr && sized_->row.group == planned.row.group &&
+                       sized_->whole_sizes == planned.whole_sizes;
+  if (has_layouts_ && !checked) {
     algorithm_->check_sizes(argument("params", "", index), planned.row.group, planned.whole_sizes);
+    sized_ = &planned;
+  }
   if (options.ema.has_value()) check_used_ema(index);
   const bool as_planned = matches_[index] == Match::kAsPlanned;
   if (!as_planned || like == nullptr || !(like->key == planned.key)) {
@@ -251,6 +255,7 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
                         const FusedStepOptions& options) {
   buckets_.clear();
   active_.clear();
+  sized_ = nullptr;
   for (DeviceWork& work : work_) {
     work.steps.clear();
     work.buckets.clear();

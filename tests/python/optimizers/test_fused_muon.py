@@ -458,7 +458,7 @@ NO_MATRIX = (
         ((3, 2), {"matrix_dims": 3}, NO_MATRIX.format(3, "[3, 2]")),
         (
             (3, 0),
-            {},
+            {"use_muon": True},
             r"params\[0\] of group 0 to have no dimension of size 0 with use_muon, got th",
         ),
         ((3, 2), {"matrix_dims": 1}, "matrix_dims of group 0 to be 0 or at least 2, got 1"),
