@@ -47,7 +47,7 @@ def test_the_function_of_an_op_is_made_from_its_declaration(tmp_path: Path) -> N
     [
         (
             "torchfuse_add_fused_optimizer(adam Adam CLASS)",
-            "expected LAYERWISE, CPP_CLASS or nothing more, got CLASS",
+            "expected LAYERWISE, CPP_CLASS, PASSES or nothing more, got CLASS",
         ),
         (
             "torchfuse_add_fused_optimizer(none None)",

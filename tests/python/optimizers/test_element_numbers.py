@@ -141,7 +141,7 @@ def test_another_order_of_memory_is_refused_on_any_number_of_processes(
         assert str(error.value) == (
             f"{WHERE} to be in row-major order for stochastic rounding, got a DTensor of shape "
             f"{tuple(whole.shape)} and strides {whole.stride()}. Make the tensor contiguous before "
-            "sharding it, or use master_weights=True."
+            "sharding it. Use master_weights=True."
         )
 
 
