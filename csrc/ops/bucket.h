@@ -33,10 +33,11 @@ struct BucketKey {
   bool operator==(const BucketKey&) const = default;
 };
 
-/// A parameter's sizes and strides, in memory of the plan.
+/// A parameter's sizes and strides, in memory of the plan, and its number.
 struct TensorLayout {
   c10::IntArrayRef sizes;
   c10::IntArrayRef strides;
+  std::int64_t index = 0;  ///< the parameter's number, equal in all processes
 };
 
 struct Bucket {

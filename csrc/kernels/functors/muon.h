@@ -40,8 +40,9 @@ struct MuonParams {
   bool ns_batched = true;           ///< multiply matrices of one shape together
 };
 
-/// A finite number of any sign that the host reads.
+/// A number of any sign that the host reads, and that fp32 holds.
 inline constexpr HyperParamRange kOnHost{.low = std::numeric_limits<double>::lowest(),
+                                         .high = std::numeric_limits<float>::max(),
                                          .on_host = true};
 
 struct Muon {
@@ -58,7 +59,7 @@ struct Muon {
       {"ns_b", &Params::ns_b, kOnHost},
       {"ns_c", &Params::ns_c, kOnHost},
       {"ns_steps", &Params::ns_steps, {.low = 1.0, .high = 100.0, .on_host = true}},
-      {"matrix_dims", &Params::matrix_dims, {.on_host = true}},
+      {"matrix_dims", &Params::matrix_dims, {.high = 65.0, .on_host = true}},
       {"nesterov", &Params::nesterov},
       {"use_muon", &Params::use_muon},
       {"polar_express", &Params::polar_express},

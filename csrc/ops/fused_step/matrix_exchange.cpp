@@ -27,12 +27,15 @@ at::Tensor view_of(const at::Tensor& whole, std::int64_t first, std::int64_t run
 void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device) {
   std::vector<Shard> own;
   std::vector<double> costs;
+  std::vector<std::int64_t> indices;
   for (const ShardedMatrix& matrix : matrices) {
     const kernels::ElementNumbers& numbers = matrix.numbers;
     own.push_back({numbers.first, numbers.run, numbers.stride, matrix.numel});
     costs.push_back(matrix.cost);
+    indices.push_back(matrix.whole.index);
   }
-  if (own == own_ && costs == costs_) return;
+  // This rank's shards may be equal, or empty, in steps of different matrices.
+  if (own == own_ && costs == costs_ && indices == indices_) return;
   own_.clear();  // if a collective fails, the next step has to plan again
   const auto group = find_group(group_, caller_);
   rank_ = static_cast<std::size_t>(group->getRank());
@@ -42,6 +45,7 @@ void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10:
   if (size_ > 1) learn_shards(device);
   own_ = std::move(own);
   costs_ = std::move(costs);
+  indices_ = std::move(indices);
   lay_out();
 }
 

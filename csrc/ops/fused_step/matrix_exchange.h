@@ -38,8 +38,9 @@ class MatrixExchange {
 
   const std::string& group() const { return group_; }
 
-  /// Chooses owners, and learns the other ranks' shards if the matrices are not those of the last
-  /// call. A collective then, after which the host waits for the device.
+  /// Chooses owners, and learns the other ranks' shards if the parameters are not those of the last
+  /// call, which all ranks must notice together. A collective then, after which the host waits for
+  /// the device.
   void plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
 
   /// Returns the indices of the matrices that this rank owns.
@@ -82,7 +83,8 @@ class MatrixExchange {
 
   std::string group_;
   std::string caller_;
-  std::vector<Shard> own_;  ///< this rank's shards
+  std::vector<std::int64_t> indices_;  ///< the parameters' numbers
+  std::vector<Shard> own_;             ///< this rank's shards
   std::vector<double> costs_;
   std::size_t rank_ = 0;
   std::size_t size_ = 0;

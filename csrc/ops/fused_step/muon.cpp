@@ -2,6 +2,7 @@
 #include "ops/fused_step/muon.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <iterator>
@@ -47,7 +48,7 @@ struct Matrices {
       apart = apart && (layout.sizes[d] == 1 || layout.strides[d] >= rows * columns);
     }
     const bool by_rows = rows == 1 || columns == 1 || layout.strides[first] == columns;
-    transposed = !by_rows && layout.strides[first] == 1;
+    transposed = apart && !by_rows && layout.strides[first] == 1;
     in_place = apart && (by_rows || transposed);
   }
 
@@ -418,6 +419,9 @@ void update_muon(const char* op, const Bucket& bucket,
                  const std::vector<kernels::MuonParams>& groups,
                  const kernels::StepScalars* scalars, bool write_back_grads,
                  MatrixExchanges& exchanges) {
+  // A dispatch mode such as FakeTensorMode would replace the directions' memory.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   // On the CPU, a skipped step need not multiply. Ranks that exchange matrices stay together.
   const bool alone = bucket.shard_groups == nullptr;
   if (alone && bucket.key.device.is_cpu() && scalars->skip != 0.0f) return;

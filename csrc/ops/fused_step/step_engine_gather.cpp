@@ -245,7 +245,8 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   if (planned.row.numel != 0 || planned.key.sharding != BucketKey::kWhole) {
     target.bucket->add(planned.row);
     if (has_layouts_) {
-      target.bucket->layouts.push_back({planned.whole_sizes, planned.whole_strides});
+      target.bucket->layouts.push_back(
+          {planned.whole_sizes, planned.whole_strides, planned.row.index});
     }
   }
 }

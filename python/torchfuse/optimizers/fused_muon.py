@@ -31,6 +31,15 @@ _NS_DTYPES: Mapping[Any, tuple[str, ...]] = {
     torch.bfloat16: ("ns_bfloat16",),
 }
 _FLAGS = ("match_rms_adamw", "spectral_unclamped", "ns_float32", "ns_bfloat16")
+#: Options of other Adams whose values the AdamW of this class has.
+_ADAMW_FORMULA: Mapping[str, bool] = {
+    "amsgrad": False,
+    "maximize": False,
+    "bias_correction": True,
+    "adam_w_mode": True,
+    "decoupled_weight_decay": True,
+}
+_WITHOUT_DECAY = ("amsgrad", "maximize", "bias_correction")
 #: Options that AdamW's groups have in common with torch.optim.AdamW.
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
@@ -192,9 +201,10 @@ class FusedMuon(FusedOptimizer):
         """
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         embeddings = {
-            id(module.weight)
+            id(param)  # several if the weight is parametrized
             for module in model.modules()
             if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+            for param in module.parameters()
         }
         patterns = [adamw] if isinstance(adamw, str) else list(adamw)
         for pattern in patterns:
@@ -289,6 +299,13 @@ class FusedMuon(FusedOptimizer):
             del self.param_groups[before:]
             raise
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_adamw": self._adamw}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).setdefault("_adamw", _checked_adamw(type(self).__name__, None))
+        super().__setstate__(state)
+
     def _divided(self, group: Any) -> list[Any]:
         """Returns the group, with `use_muon`, or its matrices and its other parameters."""
         if not isinstance(group, dict) or "params" not in group:
@@ -359,17 +376,16 @@ class FusedMuon(FusedOptimizer):
         for dtype in (torch.float32, torch.bfloat16):
             if f"torch.{group.get('ns_dtype')}" == str(dtype):  # C++ saves the name
                 group["ns_dtype"] = dtype
-        if "amsgrad" not in group:
-            return
-        # A group of torch.optim.AdamW.
-        for key, wanted in (("amsgrad", False), ("maximize", False), ("capturable", None)):
+        # Groups of AdamW, from torch or from FusedAdam, must have this class's formula.
+        group.pop("capturable", None)
+        for key, wanted in _ADAMW_FORMULA.items():
             value = group.pop(key, wanted)
-            if wanted is not None and value != wanted:
+            decays = bool(group.get("weight_decay")) or key in _WITHOUT_DECAY
+            if value != wanted and decays:
                 raise ValueError(
-                    f"{type(self).__name__}: expected {key} of AdamW's group to be {wanted}, got "
-                    f"{shown(value)}. The class has no such option."
+                    f"{type(self).__name__}: expected {key} of a group without use_muon to be "
+                    f"{wanted}, as in AdamW, got {shown(value)}. The class has no such option."
                 )
-        group.pop("decoupled_weight_decay", None)
 
     def _normalize_state(self, param: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if "momentum_buffer" in state:
@@ -378,6 +394,8 @@ class FusedMuon(FusedOptimizer):
 
 def _checked_adamw(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the options of the AdamW groups that the class makes."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"{name}: expected adamw to be a dict, got {type(given).__name__}.")
     options = {"eps": 1e-8, **(given or {})}
     for key in options:
         if key not in _ADAMW_OPTIONS:

@@ -297,7 +297,8 @@ def check_class(where: str, name: str, group: Mapping[str, Any], saved: Mapping[
                 f"{where} to hold no {option!r}, an option of {owner} that {name} does not have, "
                 f"got {shown(saved[option])}. Load a checkpoint into the class that saved it."
             )
-    if "decoupled_weight_decay" in saved and "amsgrad" in group and "amsgrad" not in saved:
+    of_adam = "amsgrad" in group or "use_muon" in group
+    if "decoupled_weight_decay" in saved and of_adam and "amsgrad" not in saved:
         raise ValueError(
             f"{where} to hold 'amsgrad', as groups of torch.optim.Adam and AdamW do, got a group "
             "of torch.optim.RAdam. Load a checkpoint into the class that saved it."

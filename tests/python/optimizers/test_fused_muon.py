@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +22,10 @@ from support.adam import (
 )
 from support.compare import assert_all_same_bits, assert_same_bits, norm_error
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchfuse.amp import GradScaler
-from torchfuse.optimizers import FusedMuon
+from torchfuse.optimizers import FusedAdam, FusedMuon
 from torchfuse.testing import (
     OPTIM_SPECS,
     assert_bitwise_equal,
@@ -147,7 +149,9 @@ def test_the_layout_in_memory_does_not_matter(layout: str, device: str) -> None:
     assert norm_error(strided - values, plain - values) <= 1e-5
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1)], ids=str)
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1), (3, 0, 1, 2), (0, 3, 1, 2)], ids=str
+)
 def test_each_matrix_of_a_stack_is_orthogonalized_alone(
     order: tuple[int, ...], device: str
 ) -> None:
@@ -424,14 +428,63 @@ def test_checkpoints_of_torchs_adamw_go_on_in_a_group_of_ours() -> None:
     assert_close_to_torch(params, theirs)
 
 
-@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
-def test_an_option_of_torchs_adamw_that_this_class_lacks_is_refused(option: str) -> None:
-    chosen: dict[str, Any] = {option: True}
-    saved = torch.optim.AdamW(make_params(), **chosen).state_dict()
+@pytest.mark.parametrize(
+    ("kind", "option", "value"),
+    [
+        (torch.optim.AdamW, "amsgrad", True),
+        (torch.optim.AdamW, "maximize", True),
+        (torch.optim.Adam, "decoupled_weight_decay", None),
+        (FusedAdam, "adam_w_mode", False),
+        (FusedAdam, "bias_correction", False),
+    ],
+)
+def test_checkpoints_of_another_adam_are_refused(kind: Any, option: str, value: Any) -> None:
+    chosen = {} if value is None else {option: value}
+    theirs = kind(make_params(), weight_decay=0.1, **chosen)
     optimizer = muon(params := make_params(), use_muon=False)
-    with pytest.raises(ValueError, match=f"expected {option} of AdamW's group to be False, got T"):
-        optimizer.load_state_dict(saved)
+    with pytest.raises(ValueError, match=f"expected {option} of a group without use_muon to be"):
+        optimizer.load_state_dict(theirs.state_dict())
     train(optimizer, params, [1])
+
+
+@pytest.mark.usefixtures("torch_in_fp32")
+def test_checkpoints_go_both_ways_between_torchs_pair_and_ours() -> None:
+    theirs = make_params(SHAPES)
+    matrices, vectors = ([p for p in theirs if (p.ndim == 2) is key] for key in (True, False))
+    pair = [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(vectors, lr=1e-3)]
+    for optimizer, tensors in zip(pair, (matrices, vectors), strict=True):
+        train(optimizer, tensors, [1, 2])
+    params = clone_params([*matrices, *vectors])
+    ours = muon(params)
+    ours.load_state_dict(FusedMuon.merged_state_dict(*(o.state_dict() for o in pair)))
+    for optimizer, state in zip(
+        pair, FusedMuon.separate_state_dicts(ours.state_dict()), strict=True
+    ):
+        optimizer.load_state_dict(through_file(state))
+    set_grads(params, random_grads(params, 3))
+    for param, own in zip([*matrices, *vectors], params, strict=True):
+        param.grad = own.grad
+    for optimizer in (*pair, ours):
+        optimizer.step()
+    assert error_of(params, [*matrices, *vectors]) <= 1e-5
+
+
+def test_a_copy_still_divides_the_groups_that_it_gets() -> None:
+    copied = copy.deepcopy(muon(make_params(), adamw={"lr": 1e-4}))
+    copied.add_param_group({"params": make_params(seed=2)})
+    assert [group["lr"] for group in copied.param_groups if not group["use_muon"]] == [1e-4, 1e-4]
+
+
+def test_a_dispatch_mode_around_the_step_changes_nothing() -> None:
+    found = []
+    for mode in (FakeTensorMode(), contextlib.nullcontext()):
+        optimizer = muon(params := make_params())
+        train(optimizer, params, [1])
+        set_grads(params, random_grads(params, 2))
+        with mode:
+            optimizer.step()
+        found.append(snapshot(optimizer))
+    assert_all_same_bits(*found)
 
 
 def test_a_state_of_the_other_kind_is_refused() -> None:

@@ -266,7 +266,7 @@ TEST(FusedMuon, OptionsOutOfTheirRangeAreRefusedByName) {
     expect_error([&] { optimizer.step(); }, "FusedMuon: expected param_groups[0]." + text);
   };
   refused(Options().matrix_dims(1), "matrix_dims to be 0 or at least 2, got 1.");
-  refused(Options().matrix_dims(-2), "matrix_dims to be at least 0 and finite, got -2");
+  refused(Options().matrix_dims(-2), "matrix_dims to be at least 0 and less than 65, got -2");
   refused(Options().adjust_lr_fn("fast"),
           "adjust_lr_fn to be none, original, match_rms_adamw or spectral_unclamped, got fast.");
   refused(Options().ns_steps(0), "ns_steps to be at least 1 and less than 100, got 0");
