@@ -380,7 +380,8 @@ class FusedMuon(FusedOptimizer):
         group.pop("capturable", None)
         for key, wanted in _ADAMW_FORMULA.items():
             value = group.pop(key, wanted)
-            decays = bool(group.get("weight_decay")) or key in _WITHOUT_DECAY
+            decay = group.get("weight_decay", 0.0)
+            decays = isinstance(decay, Tensor) or bool(decay) or key in _WITHOUT_DECAY
             if value != wanted and decays:
                 raise ValueError(
                     f"{type(self).__name__}: expected {key} of a group without use_muon to be "
