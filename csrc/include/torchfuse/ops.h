@@ -248,17 +248,15 @@ TORCHFUSE_API void fused_lion_(at::TensorList params, at::TensorList grads, at::
 /// sqrt(rows / columns) with `spectral_unclamped`. The first dimension counts the rows, and the
 /// other dimensions together count the columns.
 ///
-/// @param exp_avgs, exp_avg_sqs the moments without `use_muon`, where the step is AdamW's: see
-///   fused_adam_(). Otherwise empty.
-/// @param momentum_buffers m. Empty without `use_muon`.
-/// @param matrix_dims number of last dimensions that form a matrix. A parameter with more
-///   dimensions is a stack of matrices. 0: all dimensions form one matrix.
-/// @param polar_express uses the coefficients of Amsel et al. 2025 in the place of ns_a to ns_c.
-/// @param ns_float32, ns_bfloat16 dtype of the iterations. Neither: bf16 on CUDA devices and on
-///   processors that multiply in bf16, else fp32; fp64 parameters always iterate in fp64.
-/// @param ns_batched multiplies matrices of one shape together. If false, a matrix's result does
-///   not depend on other matrices, bit for bit.
-/// The other arguments are as in fused_adam_().
+/// Without `use_muon` the step is AdamW's, with the moments `exp_avgs` and `exp_avg_sqs` and
+/// without `momentum_buffers`, which contains m; with `use_muon`, the lists of moments are empty.
+/// `matrix_dims` is the number of last dimensions that form a matrix, and a parameter with more
+/// dimensions is a stack of matrices; 0: all dimensions form one matrix. `polar_express` uses the
+/// coefficients of Amsel et al. 2025 in the place of ns_a to ns_c. `ns_float32` and `ns_bfloat16`
+/// select the dtype of the iterations; neither: bf16 on CUDA devices and on processors that
+/// multiply in bf16, else fp32; fp64 parameters always iterate in fp64. `ns_batched` multiplies
+/// matrices of one shape together; if false, a matrix's result does not depend on other matrices,
+/// bit for bit. The other arguments are as in fused_adam_().
 /// @throws c10::Error naming the argument and the list index, before anything is written.
 TORCHFUSE_API void fused_muon_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
                                at::TensorList exp_avg_sqs, at::TensorList momentum_buffers,
