@@ -225,13 +225,13 @@ struct MuonStep {
 
   template <class Functor>
   kernels::UpdateArgs<Functor> args_of(const std::vector<kernels::TensorRow>& rows,
-                                       const MatrixRows& all,
+                                       const std::vector<std::int64_t>& offsets,
                                        const std::vector<typename Functor::Params>& params) const {
     kernels::UpdateArgs<Functor> args;
     args.tensors = bucket.table();
     args.tensors.device = nullptr;  // the bucket's kept rows are others
     args.tensors.rows = rows.data();
-    args.tensors.offsets = all.offsets.data();
+    args.tensors.offsets = offsets.data();
     args.tensors.count = static_cast<std::int64_t>(rows.size());
     args.groups = params.data();
     args.num_groups = static_cast<std::int32_t>(params.size());
@@ -249,7 +249,7 @@ struct MuonStep {
       row.master = row.ema = nullptr;
       row.state[0] = std::exchange(row.state[kernels::Muon::kMomentum], nullptr);
     }
-    auto args = args_of<kernels::MuonMomentum>(rows, all, groups);
+    auto args = args_of<kernels::MuonMomentum>(rows, all.offsets, groups);
     kernels::TensorTable& table = args.tensors;
     table.param = kernel_type(all.dtype);
     std::fill(std::begin(table.state), std::end(table.state),
@@ -286,7 +286,7 @@ struct MuonStep {
       std::fill(std::begin(row.state), std::end(row.state), nullptr);
       row.state[0] = all.directions[i];
     }
-    auto args = args_of<kernels::MuonUpdate>(rows, all, params);
+    auto args = args_of<kernels::MuonUpdate>(rows, all.offsets, params);
     std::fill(std::begin(args.tensors.state), std::end(args.tensors.state), kernel_type(all.dtype));
     update_elements(op, bucket.key.device, args);
   }
@@ -297,6 +297,31 @@ struct MuonStep {
     const double factor = kernels::Muon::lr_factor(group, static_cast<double>(shape.rows),
                                                    static_cast<double>(shape.columns));
     return {group.lr, group.weight_decay, factor};
+  }
+
+  /// Runs Adam's pass over the rows whose groups have no `use_muon`.
+  void update_others() const {
+    std::vector<kernels::TensorRow> rows;
+    std::vector<std::int64_t> offsets{0};
+    for (const kernels::TensorRow& row : bucket.rows) {
+      if (groups[row.group].use_muon) continue;
+      rows.push_back(row);
+      offsets.push_back(offsets.back() + row.numel);
+    }
+    if (rows.empty()) return;
+    std::vector<kernels::AdamParams> params(groups.size());
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      params[g].lr = groups[g].lr;
+      params[g].beta1 = groups[g].beta1;
+      params[g].beta2 = groups[g].beta2;
+      params[g].eps = groups[g].eps;
+      params[g].weight_decay = groups[g].weight_decay;
+    }
+    auto args = args_of<kernels::Adam>(rows, offsets, params);
+    if (rows.size() == bucket.rows.size()) args.tensors.device = bucket.kept.for_update();
+    args.tensors.state[2] = args.tensors.state[0];  // of the momentum, which these rows lack
+    args.write_back_grads = write_back_grads;
+    update_elements(op, bucket.key.device, args);
   }
 
   void update_batch(const Batch& batch) const {
@@ -361,40 +386,6 @@ struct MuonStep {
   }
 };
 
-/// Runs Adam's pass over the rows whose groups have no `use_muon`.
-void update_others(const char* op, const Bucket& bucket,
-                   const std::vector<kernels::MuonParams>& groups,
-                   const kernels::StepScalars* scalars, bool write_back_grads) {
-  std::vector<kernels::AdamParams> params(groups.size());
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    params[g].lr = groups[g].lr;
-    params[g].beta1 = groups[g].beta1;
-    params[g].beta2 = groups[g].beta2;
-    params[g].eps = groups[g].eps;
-    params[g].weight_decay = groups[g].weight_decay;
-  }
-  std::vector<kernels::TensorRow> rows;
-  std::vector<std::int64_t> offsets{0};
-  for (const kernels::TensorRow& row : bucket.rows) {
-    if (groups[row.group].use_muon) continue;
-    rows.push_back(row);
-    offsets.push_back(offsets.back() + row.numel);
-  }
-  if (rows.empty()) return;
-  kernels::UpdateArgs<kernels::Adam> args;
-  args.tensors = bucket.table();
-  if (rows.size() != bucket.rows.size()) args.tensors.device = nullptr;
-  args.tensors.rows = rows.data();
-  args.tensors.offsets = offsets.data();
-  args.tensors.count = static_cast<std::int64_t>(rows.size());
-  args.tensors.state[2] = args.tensors.state[0];  // of the momentum, which these rows lack
-  args.groups = params.data();
-  args.num_groups = static_cast<std::int32_t>(params.size());
-  args.scalars = scalars;
-  args.write_back_grads = write_back_grads;
-  update_elements(op, bucket.key.device, args);
-}
-
 }  // namespace
 
 void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
@@ -425,8 +416,8 @@ void update_muon(const char* op, const Bucket& bucket,
   // On the CPU, a skipped step need not multiply. Ranks that exchange matrices stay together.
   const bool alone = bucket.shard_groups == nullptr;
   if (alone && bucket.key.device.is_cpu() && scalars->skip != 0.0f) return;
-  update_others(op, bucket, groups, scalars, write_back_grads);
   const MuonStep step{op, bucket, groups, scalars, write_back_grads};
+  step.update_others();
   std::vector<std::size_t> rows;
   for (std::size_t row = 0; row < bucket.rows.size(); ++row) {
     if (groups[bucket.rows[row].group].use_muon) rows.push_back(row);

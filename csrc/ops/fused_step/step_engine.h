@@ -91,10 +91,8 @@ struct Written {
 struct PlannedSlot {
   kernels::TensorRow row;  ///< contains the addresses of the last step's tensors
   BucketKey key;
-  Layout layout;  ///< shared by parameter, states, master and average
-  /// Layout of the parameter as a whole, for algorithms over matrices; else empty.
-  c10::DimVector whole_sizes;
-  c10::DimVector whole_strides;
+  Layout layout;                  ///< shared by parameter, states, master and average
+  std::unique_ptr<Layout> whole;  ///< layout of a sharded matrix as a whole; null: `layout`
   PlannedTensor param;
   PlannedTensor states[SlotTensors::kMaxStates];
   PlannedTensor master;
@@ -111,6 +109,9 @@ struct PlannedSlot {
   /// Stores the tensors' addresses and returns true if the tensors match the plan. Changes nothing
   /// but addresses.
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
+
+  /// Returns the layout of the parameter as a whole.
+  const Layout& whole_layout() const { return whole == nullptr ? layout : *whole; }
 
  private:
   bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address,

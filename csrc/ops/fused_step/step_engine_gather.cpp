@@ -221,9 +221,10 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   PlannedSlot& planned = planned_[index];
   check_used_states(index);
   const bool checked = sized_ != nullptr && sized_->row.group == planned.row.group &&
-                       sized_->whole_sizes == planned.whole_sizes;
+                       sized_->whole_layout().sizes == planned.whole_layout().sizes;
   if (has_layouts_ && !checked) {
-    algorithm_->check_sizes(argument("params", "", index), planned.row.group, planned.whole_sizes);
+    algorithm_->check_sizes(argument("params", "", index), planned.row.group,
+                            planned.whole_layout().sizes);
     sized_ = &planned;
   }
   if (options.ema.has_value()) check_used_ema(index);
@@ -245,8 +246,8 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   if (planned.row.numel != 0 || planned.key.sharding != BucketKey::kWhole) {
     target.bucket->add(planned.row);
     if (has_layouts_) {
-      target.bucket->layouts.push_back(
-          {planned.whole_sizes, planned.whole_strides, planned.row.index});
+      const Layout& whole = planned.whole_layout();
+      target.bucket->layouts.push_back({whole.sizes, whole.strides, planned.row.index});
     }
   }
 }

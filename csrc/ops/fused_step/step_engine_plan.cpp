@@ -82,15 +82,11 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
   planned.key.param = dtype_of(param_argument, param);
   planned.key.sharding = sharding_of(slot);
   planned.layout = Layout(param);
-  if (has_layouts_) {
-    if (slot.whole_sizes.empty()) {
-      planned.whole_sizes = planned.layout.sizes;
-      planned.whole_strides = planned.layout.strides;
-    } else {
-      planned.whole_sizes = c10::DimVector(slot.whole_sizes);
-      planned.whole_strides = slot.whole_strides.empty() ? c10::contiguous_strides(slot.whole_sizes)
-                                                         : c10::DimVector(slot.whole_strides);
-    }
+  if (has_layouts_ && !slot.whole_sizes.empty()) {
+    planned.whole = std::make_unique<Layout>();
+    planned.whole->sizes = slot.whole_sizes;
+    planned.whole->strides = slot.whole_strides.empty() ? c10::contiguous_strides(slot.whole_sizes)
+                                                        : c10::DimVector(slot.whole_strides);
   }
   planned.param = PlannedTensor(param);
   planned.row.numel = param.numel();

@@ -378,11 +378,11 @@ class FusedMuon(FusedOptimizer):
                 group["ns_dtype"] = dtype
         # Groups of AdamW, from torch or from FusedAdam, must have this class's formula.
         group.pop("capturable", None)
+        decay = group.get("weight_decay", 0.0)
+        decays = isinstance(decay, Tensor) or bool(decay)
         for key, wanted in _ADAMW_FORMULA.items():
             value = group.pop(key, wanted)
-            decay = group.get("weight_decay", 0.0)
-            decays = isinstance(decay, Tensor) or bool(decay) or key in _WITHOUT_DECAY
-            if value != wanted and decays:
+            if value != wanted and (decays or key in _WITHOUT_DECAY):
                 raise ValueError(
                     f"{type(self).__name__}: expected {key} of a group without use_muon to be "
                     f"{wanted}, as in AdamW, got {shown(value)}. The class has no such option."
