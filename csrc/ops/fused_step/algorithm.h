@@ -70,6 +70,8 @@ class Algorithm {
   /// Throws if the algorithm cannot update a parameter with these sizes.
   virtual void check_sizes(const Argument& argument, std::int64_t group,
                            c10::IntArrayRef sizes) const = 0;
+  /// Agrees with other processes on a bucket whose rows have layouts, before anything changes.
+  virtual void prepare(const char* caller, const Bucket& bucket) = 0;
   /// Runs or enqueues a bucket's update. `from_the_end` is as in UpdateArgs. If another pass runs
   /// before the update (LAMB's measure), `from_the_end` applies to that pass, and the update runs
   /// from the beginning.
@@ -168,6 +170,10 @@ class FusedAlgorithm final : public Algorithm {
   void check_sizes([[maybe_unused]] const Argument& argument, [[maybe_unused]] std::int64_t group,
                    [[maybe_unused]] c10::IntArrayRef sizes) const final {
     if constexpr (kOverMatrices) check_muon_param(argument, sizes, groups_[group]);
+  }
+
+  void prepare([[maybe_unused]] const char* caller, [[maybe_unused]] const Bucket& bucket) final {
+    if constexpr (kOverMatrices) prepare_muon(caller, bucket, groups_, exchanges_);
   }
 
   void update(const Bucket& bucket, const kernels::StepScalars* scalars, bool write_back_grads,

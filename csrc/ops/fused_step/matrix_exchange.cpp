@@ -22,6 +22,16 @@ at::Tensor view_of(const at::Tensor& whole, std::int64_t first, std::int64_t run
   return whole.as_strided({numel / run, run}, {stride, 1}, whole.storage_offset() + first);
 }
 
+/// Numbers that describe a matrix to the other ranks, followed by its shard.
+constexpr std::int64_t kDescription = 4;
+constexpr std::int64_t kNumbers = kDescription + 4;
+
+std::string described(const std::int64_t* numbers) {
+  constexpr const char* kNames[] = {"float32", "float16", "bfloat16", "float64"};
+  return c10::str("a parameter of ", numbers[1], " x ", numbers[2], " x ", numbers[3], " in ",
+                  kNames[numbers[0]]);
+}
+
 }  // namespace
 
 void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device) {
@@ -32,7 +42,7 @@ void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10:
     const kernels::ElementNumbers& numbers = matrix.numbers;
     own.push_back({numbers.first, numbers.run, numbers.stride, matrix.numel});
     costs.push_back(matrix.cost);
-    indices.push_back(matrix.whole.index);
+    indices.push_back(matrix.index);
   }
   // This rank's shards may be equal, or empty, in steps of different matrices.
   if (own == own_ && costs == costs_ && indices == indices_) return;
@@ -42,7 +52,7 @@ void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10:
   size_ = static_cast<std::size_t>(group->getSize());
   choose_owners(matrices);
   shards_.assign(size_, own);
-  if (size_ > 1) learn_shards(device);
+  if (size_ > 1) learn_shards(matrices, device);
   own_ = std::move(own);
   costs_ = std::move(costs);
   indices_ = std::move(indices);
@@ -65,24 +75,57 @@ void MatrixExchange::choose_owners(const std::vector<ShardedMatrix>& matrices) {
   }
 }
 
-void MatrixExchange::learn_shards(const c10::Device& device) {
-  constexpr std::int64_t kNumbers = sizeof(Shard) / sizeof(std::int64_t);
-  const auto group = find_group(group_, caller_);
-  std::vector<Shard> own = shards_[rank_];
-  const auto count = static_cast<std::int64_t>(own.size()) * kNumbers;
+/// The matrices' number travels first, because an all-gather takes equally many from every rank.
+void MatrixExchange::learn_shards(const std::vector<ShardedMatrix>& matrices,
+                                  const c10::Device& device) {
+  std::vector<std::int64_t> own = {static_cast<std::int64_t>(matrices.size())};
+  std::vector<std::int64_t> all = all_gather(own, device);
+  for (std::size_t rank = 1; rank < size_; ++rank) {
+    if (all[rank] != all[0]) fail_order(c10::str(all[0], " parameters"), c10::str(all[rank]), rank);
+  }
+  own.clear();
+  for (const ShardedMatrix& matrix : matrices) {
+    own.push_back(static_cast<std::int64_t>(matrix.dtype));
+    own.insert(own.end(), matrix.extent.begin(), matrix.extent.end());
+    const kernels::ElementNumbers& numbers = matrix.numbers;
+    own.insert(own.end(), {numbers.first, numbers.run, numbers.stride, matrix.numel});
+  }
+  all = all_gather(own, device);
+  const std::int64_t* number = all.data();
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    for (std::size_t i = 0; i < matrices.size(); ++i, number += kNumbers) {
+      const std::int64_t* const first = all.data() + i * kNumbers;
+      if (!std::equal(number, number + kDescription, first)) {
+        fail_order(described(first), described(number), rank);
+      }
+      const std::int64_t* const shard = number + kDescription;
+      shards_[rank][i] = {shard[0], shard[1], shard[2], shard[3]};
+    }
+  }
+}
+
+/// Returns the numbers of all ranks, which have equally many. A collective.
+std::vector<std::int64_t> MatrixExchange::all_gather(std::vector<std::int64_t> own,
+                                                     const c10::Device& device) const {
+  const auto count = static_cast<std::int64_t>(own.size());
   at::Tensor mine =
       at::from_blob(own.data(), {count}, at::TensorOptions().dtype(at::kLong)).to(device, true);
   at::Tensor all = at::empty({static_cast<std::int64_t>(size_) * count}, mine.options());
   c10d::AllgatherOptions options;
   options.asyncOp = false;
+  const auto group = find_group(group_, caller_);
   const auto backend = group->getBackend(device.type());
   run_collective(*group, caller_, [&] { return backend->_allgather_base(all, mine, options); });
-  const at::Tensor table = all.cpu();
-  for (std::size_t rank = 0; rank < size_; ++rank) {
-    const auto* first =
-        reinterpret_cast<const Shard*>(table.const_data_ptr<std::int64_t>()) + rank * own.size();
-    shards_[rank].assign(first, first + own.size());
-  }
+  const at::Tensor on_host = all.cpu();
+  const auto* first = on_host.const_data_ptr<std::int64_t>();
+  return {first, first + on_host.numel()};
+}
+
+void MatrixExchange::fail_order(const std::string& first, const std::string& other,
+                                std::size_t rank) const {
+  TORCH_CHECK(false, caller_, ": expected all ranks to list the same sharded matrices in the same ",
+              "order, and to have gradients of the same ones, got ", first, " on rank 0 and ",
+              other, " on rank ", rank, ". Nothing was updated.");
 }
 
 /// Returns whether `rank` is the one that sends its shard of `matrix` to the owner.
@@ -192,6 +235,18 @@ at::Tensor MatrixExchange::scatter(const std::vector<at::Tensor>& whole,
     begin += shard.numel;
   }
   return exchange(sent, to_ranks_, from_owners_);
+}
+
+MatrixExchange& MatrixExchanges::of(const char* caller, const Bucket& bucket,
+                                    at::ScalarType dtype) {
+  const std::string& group = *bucket.exchange_group;
+  for (Entry& entry : entries_) {
+    if (entry.key == bucket.key && entry.dtype == dtype && entry.exchange.group() == group) {
+      return entry.exchange;
+    }
+  }
+  entries_.push_back({bucket.key, dtype, MatrixExchange(group, caller)});
+  return entries_.back().exchange;
 }
 
 }  // namespace torchfuse::ops

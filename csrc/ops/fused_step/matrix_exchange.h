@@ -12,11 +12,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/common/dtype.h"
 #include "kernels/common/stochastic_rounding.h"
 #include "ops/bucket.h"
 
@@ -24,10 +26,12 @@ namespace torchfuse::ops {
 
 /// A matrix, of which this rank has a shard.
 struct ShardedMatrix {
-  TensorLayout whole;
-  kernels::ElementNumbers numbers;  ///< of the shard's elements in the whole, in memory order
-  std::int64_t numel;               ///< of the shard
-  double cost;                      ///< of the matrix, in any unit
+  std::int64_t index;                  ///< the parameter's number
+  kernels::DType dtype;                ///< of the parameter
+  std::array<std::int64_t, 3> extent;  ///< number of matrices, rows and columns of the whole
+  kernels::ElementNumbers numbers;     ///< of the shard's elements in the whole, in memory order
+  std::int64_t numel;                  ///< of the shard
+  double cost;                         ///< of the matrix, in any unit
 };
 
 class MatrixExchange {
@@ -39,8 +43,9 @@ class MatrixExchange {
   const std::string& group() const { return group_; }
 
   /// Chooses owners, and learns the other ranks' shards if the parameters are not those of the last
-  /// call, which all ranks must notice together. A collective then, after which the host waits for
-  /// the device.
+  /// call, which all ranks must notice together. Two collectives then, after which the host waits
+  /// for the device. Throws on all ranks if the ranks list other matrices or another order. Ranks
+  /// cannot tell matrices of one shape apart.
   void plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
 
   /// Returns the indices of the matrices that this rank owns.
@@ -75,7 +80,11 @@ class MatrixExchange {
   };
 
   void choose_owners(const std::vector<ShardedMatrix>& matrices);
-  void learn_shards(const c10::Device& device);
+  void learn_shards(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
+  std::vector<std::int64_t> all_gather(std::vector<std::int64_t> own,
+                                       const c10::Device& device) const;
+  [[noreturn]] void fail_order(const std::string& first, const std::string& other,
+                               std::size_t rank) const;
   bool sends(std::size_t rank, std::size_t matrix) const;
   void lay_out();
   at::Tensor exchange(const at::Tensor& sent, const std::vector<std::int64_t>& sent_counts,
@@ -100,6 +109,21 @@ class MatrixExchange {
   std::vector<std::int64_t> from_owners_;  ///< elements of this rank's shards, by owner
   std::vector<Piece> gathered_;            ///< in the order in which they arrive
   std::vector<Piece> scattered_;           ///< in the order in which they are sent
+};
+
+/// The exchanges of an optimizer's sharded matrices, kept between steps.
+class MatrixExchanges {
+ public:
+  /// Returns the exchange of a bucket's matrices with products in `dtype`.
+  MatrixExchange& of(const char* caller, const Bucket& bucket, at::ScalarType dtype);
+
+ private:
+  struct Entry {
+    BucketKey key;
+    at::ScalarType dtype;
+    MatrixExchange exchange;
+  };
+  std::vector<Entry> entries_;
 };
 
 }  // namespace torchfuse::ops

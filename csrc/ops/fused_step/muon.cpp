@@ -335,17 +335,8 @@ struct MuonStep {
 
   /// Updates sharded matrices, all with one dtype of products. See Note [Sharded matrices].
   void update_shards(const std::vector<std::size_t>& indices, at::ScalarType dtype,
-                     MatrixExchange& exchange) const {
-    const c10::Device device = bucket.key.device;
-    std::vector<ShardedMatrix> matrices;
-    for (const std::size_t index : indices) {
-      const kernels::TensorRow& row = bucket.rows[index];
-      const Matrices shape(bucket.layouts[index], groups[row.group]);
-      matrices.push_back({bucket.layouts[index], row.numbers, row.numel,
-                          shape.cost() * groups[row.group].ns_steps.value});
-    }
-    exchange.plan(matrices, device);
-    const auto options = at::TensorOptions().dtype(dtype).device(device);
+                     const MatrixExchange& exchange) const {
+    const auto options = at::TensorOptions().dtype(dtype).device(bucket.key.device);
     const at::Tensor shards = at::empty({exchange.numel()}, options);
     MatrixRows rows(bucket, indices, dtype);
     const auto address = [](const at::Tensor& tensor, std::int64_t element) -> void* {
@@ -386,6 +377,33 @@ struct MuonStep {
   }
 };
 
+/// Returns the rows of matrices.
+std::vector<std::size_t> matrices_in(const Bucket& bucket,
+                                     const std::vector<kernels::MuonParams>& groups) {
+  std::vector<std::size_t> rows;
+  for (std::size_t row = 0; row < bucket.rows.size(); ++row) {
+    if (groups[bucket.rows[row].group].use_muon) rows.push_back(row);
+  }
+  return rows;
+}
+
+/// Calls visit(rows, dtype) with the rows of matrices of each dtype of products.
+template <class Visit>
+void by_dtype(const Bucket& bucket, const std::vector<kernels::MuonParams>& groups, Visit visit) {
+  const std::vector<std::size_t> rows = matrices_in(bucket, groups);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    std::vector<std::size_t> alike;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(alike), [&](std::size_t row) {
+      return dtype_of_products(bucket, groups[bucket.rows[row].group]) == dtype;
+    });
+    if (!alike.empty()) visit(alike, dtype);
+  }
+}
+
+/// A dispatch mode such as FakeTensorMode would replace the memory of an exchange or of directions.
+constexpr c10::DispatchKeySet kModes({c10::DispatchKey::Python,
+                                      c10::DispatchKey::PythonTLSSnapshot});
+
 }  // namespace
 
 void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
@@ -406,45 +424,45 @@ void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
   }
 }
 
+void prepare_muon(const char* caller, const Bucket& bucket,
+                  const std::vector<kernels::MuonParams>& groups, MatrixExchanges& exchanges) {
+  if (bucket.shard_groups == nullptr) return;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
+  by_dtype(bucket, groups, [&](const std::vector<std::size_t>& rows, at::ScalarType dtype) {
+    std::vector<ShardedMatrix> matrices;
+    matrices.reserve(rows.size());
+    for (const std::size_t index : rows) {
+      const kernels::TensorRow& row = bucket.rows[index];
+      const Matrices shape(bucket.layouts[index], groups[row.group]);
+      matrices.push_back({bucket.layouts[index].index,
+                          bucket.key.param,
+                          {shape.count, shape.rows, shape.columns},
+                          row.numbers,
+                          row.numel,
+                          shape.cost() * groups[row.group].ns_steps.value});
+    }
+    exchanges.of(caller, bucket, dtype).plan(matrices, bucket.key.device);
+  });
+}
+
 void update_muon(const char* op, const Bucket& bucket,
                  const std::vector<kernels::MuonParams>& groups,
                  const kernels::StepScalars* scalars, bool write_back_grads,
                  MatrixExchanges& exchanges) {
-  // A dispatch mode such as FakeTensorMode would replace the directions' memory.
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
   // On the CPU, a skipped step need not multiply. Ranks that exchange matrices stay together.
   const bool alone = bucket.shard_groups == nullptr;
   if (alone && bucket.key.device.is_cpu() && scalars->skip != 0.0f) return;
   const MuonStep step{op, bucket, groups, scalars, write_back_grads};
   step.update_others();
-  std::vector<std::size_t> rows;
-  for (std::size_t row = 0; row < bucket.rows.size(); ++row) {
-    if (groups[bucket.rows[row].group].use_muon) rows.push_back(row);
-  }
   if (alone) {
-    for (const Batch& batch : batches_of(bucket, rows, groups)) step.update_batch(batch);
+    const std::vector<Batch> batches = batches_of(bucket, matrices_in(bucket, groups), groups);
+    for (const Batch& batch : batches) step.update_batch(batch);
     return;
   }
-  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    std::vector<std::size_t> alike;
-    std::copy_if(rows.begin(), rows.end(), std::back_inserter(alike), [&](std::size_t row) {
-      return dtype_of_products(bucket, groups[bucket.rows[row].group]) == dtype;
-    });
-    if (!alike.empty())
-      step.update_shards(alike, dtype, exchanges.of(op, bucket.key, *bucket.exchange_group, dtype));
-  }
-}
-
-MatrixExchange& MatrixExchanges::of(const char* caller, const BucketKey& key,
-                                    const std::string& group, at::ScalarType dtype) {
-  for (Entry& entry : entries_) {
-    if (entry.key == key && entry.dtype == dtype && entry.exchange.group() == group) {
-      return entry.exchange;
-    }
-  }
-  entries_.push_back({key, dtype, MatrixExchange(group, caller)});
-  return entries_.back().exchange;
+  by_dtype(bucket, groups, [&](const std::vector<std::size_t>& rows, at::ScalarType dtype) {
+    step.update_shards(rows, dtype, exchanges.of(op, bucket, dtype));
+  });
 }
 
 }  // namespace torchfuse::ops

@@ -2,9 +2,6 @@
 // Muon's update of a bucket: see Note [Muon's passes] in kernels/functors/muon.h.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
-#include <string>
 #include <vector>
 
 #include "kernels/common/step_scalars.h"
@@ -15,24 +12,14 @@
 
 namespace torchfuse::ops {
 
-/// The exchanges of an optimizer's sharded matrices, kept between steps.
-class MatrixExchanges {
- public:
-  MatrixExchange& of(const char* caller, const BucketKey& key, const std::string& group,
-                     at::ScalarType dtype);
-
- private:
-  struct Entry {
-    BucketKey key;
-    at::ScalarType dtype;
-    MatrixExchange exchange;
-  };
-  std::vector<Entry> entries_;
-};
-
 /// Throws if a parameter of a group with these hyper-parameters does not consist of matrices.
 void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
                       const kernels::MuonParams& group);
+
+/// Plans the exchanges of a bucket's sharded matrices. Throws on all ranks, which `caller` names,
+/// if they do not list the same matrices.
+void prepare_muon(const char* caller, const Bucket& bucket,
+                  const std::vector<kernels::MuonParams>& groups, MatrixExchanges& exchanges);
 
 /// Runs or enqueues the update of a bucket, whose rows have layouts. `groups` are the optimizer's
 /// parameter groups.

@@ -144,6 +144,13 @@ void StepEngine::set_groups(const std::vector<std::vector<HyperParam>>& groups,
   groups_device_ = device;
 }
 
+void StepEngine::prepare_buckets() {
+  for (const DeviceWork& work : work_) {
+    const c10::OptionalDeviceGuard guard(work.device);
+    for (const Bucket* bucket : work.buckets) algorithm_->prepare(caller(), *bucket);
+  }
+}
+
 void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
                         const FusedStepOptions& options) {
   const bool unscales = options.write_back_grads == WriteBackGrads::kUnscaled;
@@ -275,6 +282,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   const bool shares = !options.norm_groups.empty() && (measures || options.found_inf);
   if (shares) work_on(options.norm_device).takes_part = true;
   check_capture(groups);
+  if (has_layouts_) prepare_buckets();
   ran_ = true;
   measured_ = measures;
   results_.reset();

@@ -223,6 +223,7 @@ class StepEngine {
   void check_options(const FusedStepOptions& options) const;
   void check_capture(const std::vector<std::vector<HyperParam>>& groups) const;
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
+  void prepare_buckets();
   void follow_params();
   void note_written();
   void keep_rows();

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.adam import make_params, random_grads
-from support.cases import run_cases
+from support.cases import message_of, run_cases
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -62,3 +62,29 @@ def test_sharded_matrices_are_updated_as_whole_ones(tmp_path: Path, ranks: int) 
                     assert float((param - expected).norm()) <= 1e-5 * float(expected.norm())
                 else:
                     assert torch.equal(param, expected)
+
+
+def another_order(rank: int) -> tuple[str, bool]:
+    """Lists matrices in another order on rank 1; returns the error, and whether nothing changed."""
+    mesh = init_device_mesh("cpu", (2,))
+    shapes = ((9, 5), (2, 8), (3,))
+    params = [
+        torch.nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [Shard(0)]))
+        for shape in shapes
+    ]
+    before = [p.to_local().clone() for p in params]
+    optimizer = FusedMuon(params if rank == 0 else [params[i] for i in (1, 0, 2)])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    message = message_of(optimizer.step)
+    return message, all(torch.equal(p.to_local(), b) for p, b in zip(params, before, strict=True))
+
+
+def test_another_order_is_an_error_before_anything_changes(tmp_path: Path) -> None:
+    for message, unchanged in run_cases(tmp_path, 2, {"orders": another_order})["orders"]:
+        assert message.startswith(
+            "RuntimeError: FusedMuon.step: expected all ranks to list the same sharded matrices in "
+            "the same order, and to have gradients of the same ones, got a parameter of 1 x 9 x 5 "
+            "in float32 on rank 0 and a parameter of 1 x 2 x 8 in float32 on rank 1."
+        )
+        assert unchanged
