@@ -82,7 +82,7 @@ void bind_optim(py::module_& module) {
              const std::optional<std::tuple<double, bool, std::int64_t>>& ema,
              bool update_from_the_end, bool found_inf_is_output,
              const std::vector<std::string>& norm_groups,
-             const std::optional<c10::Device>& norm_device) {
+             const std::optional<c10::Device>& norm_device, std::vector<bool> clip_apart) {
             FusedStepOptions options;
             options.grad_scale = grad_scale;
             options.found_inf = found_inf;
@@ -98,6 +98,7 @@ void bind_optim(py::module_& module) {
             options.update_from_the_end = update_from_the_end;
             options.found_inf_is_output = found_inf_is_output;
             options.norm_groups = norm_groups;
+            options.clip_apart = std::move(clip_apart);
             options.norm_device = norm_device.value_or(c10::kCPU);
             return self.step(param_lists, owner, groups, options);
           },
@@ -107,7 +108,8 @@ void bind_optim(py::module_& module) {
           py::arg("skip_norm_above") = py::none(), py::arg("write_back_grads") = false,
           py::arg("seed") = 0, py::arg("ema") = py::none(), py::arg("update_from_the_end") = false,
           py::arg("found_inf_is_output") = false,
-          py::arg("norm_groups") = std::vector<std::string>(), py::arg("norm_device") = py::none())
+          py::arg("norm_groups") = std::vector<std::string>(), py::arg("norm_device") = py::none(),
+          py::arg("clip_apart") = std::vector<bool>())
       .def("total_norm", &PyFusedStep::total_norm)
       .def("skipped", &PyFusedStep::skipped);
 }

@@ -26,6 +26,7 @@ struct BucketKey {
   bool has_remainder = false;
   bool stochastic = false;
   bool has_ema = false;
+  bool apart = false;              ///< whether the tensors are clipped apart from others
   std::int32_t sharding = kWhole;  ///< index of the tensors' sharding
 
   static constexpr std::int32_t kWhole = -1;  ///< not sharded

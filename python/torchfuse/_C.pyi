@@ -87,6 +87,7 @@ class FusedStep:
         found_inf_is_output: bool = False,
         norm_groups: Sequence[str] = [],
         norm_device: torch.device | None = None,
+        clip_apart: list[bool] = [],
     ) -> bool:
         """Updates all parameters that have a gradient.
 
@@ -106,6 +107,8 @@ class FusedStep:
             found_inf_is_output: Overwrite `found_inf` with 1 or 0.
             norm_groups: Names of process groups whose processes step other parameters.
             norm_device: Device for reductions over `norm_groups`. None: the CPU.
+            clip_apart: Whether a group has the norm of such groups, per group. Empty: all groups
+                share one norm.
 
         Returns:
             False, without any change, if the plan no longer matches the tensors.

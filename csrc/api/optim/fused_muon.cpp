@@ -16,7 +16,8 @@ namespace torchfuse::optim {
 template <>
 struct OptionsTraits<FusedMuonOptions> : Named<"FusedMuon", "muon"> {
   TORCHFUSE_FIELDS(options, weight_decay, momentum, nesterov, ns_coefficients, polar_express, eps,
-                   ns_steps, adjust_lr_fn, use_muon, betas, ns_dtype, ns_batched, matrix_dims)
+                   ns_steps, adjust_lr_fn, use_muon, betas, ns_dtype, ns_batched, matrix_dims,
+                   clip_apart)
   TORCHFUSE_FIELDS(states, exp_avg, exp_avg_sq, momentum_buffer)
 
   static bool uses_state(const FusedMuonOptions& options, std::size_t index) {

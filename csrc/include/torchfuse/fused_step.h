@@ -116,6 +116,9 @@ struct FusedStepOptions {
   /// Maximum L2 norm of the unscaled gradients, over all groups and devices. `nullopt` means no
   /// clipping.
   std::optional<double> max_grad_norm;
+  /// One entry per group, or none. The groups with true have a gradient norm of their own, and the
+  /// other groups have another: `max_grad_norm` limits each.
+  std::vector<bool> clip_apart;
   /// Skip the step if the gradient norm is greater: a number of at least 0, or a 1-element tensor
   /// in fp32 or fp64, which the device reads. Such a skip is no overflow: `found_inf` does not
   /// change. A NaN norm skips nothing. `nullopt` means no limit.
@@ -142,6 +145,8 @@ struct FusedStepOptions {
   /// Returns whether the step stores gradients. False if there is no scale to remove and no norm to
   /// clip to.
   TORCHFUSE_API bool writes_grads() const;
+  /// Returns whether two norms are clipped.
+  TORCHFUSE_API bool clips_apart() const;
 };
 
 /// An optimizer's native step: launch plan, workspaces, and the fused step's two passes (norm and

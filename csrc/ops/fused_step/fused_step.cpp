@@ -21,6 +21,10 @@ bool FusedStepOptions::writes_grads() const {
   return grad_scale.has_value() || clips;
 }
 
+bool FusedStepOptions::clips_apart() const {
+  return !clip_apart.empty() && max_grad_norm.has_value();
+}
+
 struct FusedStep::Impl {
   Impl(const std::string& algorithm, std::string caller)
       : engine(ops::make_algorithm(algorithm), std::move(caller)) {}

@@ -27,8 +27,8 @@ constexpr std::int64_t kSkipIndex = offsetof(kernels::StepScalars, skip) / sizeo
 
 }  // namespace
 
-kernels::StepScalars* StepEngine::DeviceWork::scalars_ptr() const {
-  return static_cast<kernels::StepScalars*>(scalars.mutable_data_ptr());
+kernels::StepScalars* StepEngine::DeviceWork::scalars_ptr(Norm norm) const {
+  return static_cast<kernels::StepScalars*>(scalars.mutable_data_ptr()) + static_cast<int>(norm);
 }
 
 kernels::NormPartial* StepEngine::DeviceWork::sums_ptr() const {
@@ -93,10 +93,11 @@ void StepEngine::check_capture(const std::vector<std::vector<HyperParam>>& group
 }
 
 void StepEngine::DeviceWork::reserve_sums() {
-  num_sums = 0;
+  num_sums = num_apart = 0;
   std::int64_t num_partials = 0;  // besides the sums; reused by every bucket in turn
   for (const Bucket* bucket : buckets) {
     num_sums += bucket->num_sums();
+    if (bucket->key.apart) num_apart += bucket->num_sums();
     if (device.is_cuda()) num_partials = std::max(num_partials, bucket->num_partials());
   }
   if (device.is_cuda()) arrivals.reserve(kernels::num_norm_arrivals(num_partials), device);
@@ -117,7 +118,7 @@ void StepEngine::prepare_scalars(const FusedStepOptions& options) {
     if (!work.takes_part) continue;
     const auto on_device = at::TensorOptions().device(work.device);
     if (!work.scalars.defined()) {
-      work.scalars = at::empty({kScalarsFloats}, on_device.dtype(at::kFloat));
+      work.scalars = at::empty({kNumScalars * kScalarsFloats}, on_device.dtype(at::kFloat));
     }
     work.grad_scale =
         options.grad_scale ? to_device(*options.grad_scale, work.device) : at::Tensor();
@@ -166,7 +167,9 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
         bucket->ema = {options.ema->decay, static_cast<double>(options.ema->start_step),
                        options.ema->warmup};
       }
-      algorithm_->update(*bucket, work.scalars_ptr(), options.writes_grads() && !unscales,
+      const Norm apart = bucket->key.apart ? Norm::kApart : Norm::kOthers;
+      const Norm norm = options.clips_apart() ? apart : Norm::kAll;
+      algorithm_->update(*bucket, work.scalars_ptr(norm), options.writes_grads() && !unscales,
                          options.update_from_the_end);
     }
     if (unscales) unscale(work);

@@ -141,14 +141,19 @@ class StepEngine {
   /// Result of comparing a slot with the plan.
   enum class Match : std::uint8_t { kNoGrad, kAsPlanned, kOtherGrad, kNotAsPlanned };
 
+  /// The gradients of a norm. A step that clips groups apart has scalars for each norm, which have
+  /// the skip decision in common.
+  enum class Norm : std::uint8_t { kAll, kOthers, kApart };
+  static constexpr std::int64_t kNumScalars = 3;
+
   /// All of a step's data on one device.
   struct DeviceWork {
     c10::Device device{c10::kCPU};
     std::vector<float*> steps;
-    std::vector<Bucket*> buckets;  ///< buckets of one sharding are consecutive
+    std::vector<Bucket*> buckets;  ///< sorted by `apart` and then by sharding
     /// Shardings of all slots that take part, in order. kWhole is always included.
     std::vector<std::int32_t> shardings{BucketKey::kWhole};
-    at::Tensor scalars;   ///< a StepScalars as four floats
+    at::Tensor scalars;   ///< kNumScalars StepScalars as floats
     Workspace workspace;  ///< sums and partials of this step's gradients
     at::Tensor shared;    ///< replaces the sums: those from all devices and processes
     Arrivals arrivals;    ///< arrival counters for K1's partials
@@ -156,11 +161,12 @@ class StepEngine {
     at::Tensor found_inf;
     at::Tensor skip_norm_above;  ///< defined if the threshold is a tensor
     std::int64_t num_sums = 0;   ///< number of sums that the prologue adds
+    std::int64_t num_apart = 0;  ///< how many of them, at the end, are of groups clipped apart
     bool takes_part = false;     ///< has a gradient, or receives other processes' results
     bool prologue_done = false;
 
     void reserve_sums();
-    kernels::StepScalars* scalars_ptr() const;
+    kernels::StepScalars* scalars_ptr(Norm norm) const;
     kernels::NormPartial* sums_ptr() const;
     /// A CUDA device's partials, reused by every bucket in turn. On a CPU, the sums are the
     /// partials.
@@ -230,14 +236,17 @@ class StepEngine {
   void prepare_scalars(const FusedStepOptions& options);
   kernels::PrologueArgs prologue_args(const DeviceWork& work, const FusedStepOptions& options,
                                       bool has_norm) const;
+  kernels::PrologueArgs clip_args(const DeviceWork& work, const FusedStepOptions& options,
+                                  Norm norm) const;
   void reduce_norms(const FusedStepOptions& options);
   void reduce_norm(DeviceWork& work, const Bucket& bucket, kernels::NormPartial* sums,
                    const kernels::PrologueArgs* prologue) const;
   at::Tensor sum_partials(const c10::Device& device, const kernels::NormPartial* partials,
                           std::int64_t count) const;
-  std::vector<at::Tensor> sums_of_shardings() const;
+  std::vector<at::Tensor> sums_of_shardings(bool apart) const;
   void share_partials(const FusedStepOptions& options);
   void agree_on_skip(const FusedStepOptions& options) const;
+  void run_prologue(const DeviceWork& work, const kernels::PrologueArgs& args) const;
   void run_prologues(const FusedStepOptions& options, bool has_norm);
   void update(const std::vector<std::vector<HyperParam>>& groups, const FusedStepOptions& options);
   void unscale(const DeviceWork& work);

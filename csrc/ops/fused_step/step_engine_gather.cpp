@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <tuple>
 
 #include "ops/check.h"
 #include "ops/fused_step/step_engine.h"
@@ -229,10 +230,12 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   }
   if (options.ema.has_value()) check_used_ema(index);
   const bool as_planned = matches_[index] == Match::kAsPlanned;
-  if (!as_planned || like == nullptr || !(like->key == planned.key)) {
+  if (!as_planned || like == nullptr || !(like->key == planned.key) ||
+      like->row.group != planned.row.group) {
     BucketKey key = planned.key;
     key.grad = key.param;
     key.has_ema = options.ema.has_value();
+    key.apart = options.clips_apart() && options.clip_apart[planned.row.group];
     if (!as_planned) {
       const at::Tensor grad = usable_grad(index, options.writes_grads());
       planned.row.grad = memory_of(grad.unsafeGetTensorImpl());
@@ -269,6 +272,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
   const auto stale = std::find(matches_.begin(), matches_.end(), Match::kNotAsPlanned);
   if (stale != matches_.end()) return false;
   if (!apart_) check_overlaps();
+  TORCH_CHECK(options.clip_apart.empty() || options.clip_apart.size() == groups.size(), caller(),
+              ": expected clip_apart to have one entry per group, got ", options.clip_apart.size(),
+              " for ", groups.size(), " groups.");
   set_groups(groups, planned_.front().key.device);
   used_states_.assign(groups.size(), 0);
   for (std::size_t group = 0; group < groups.size(); ++group) {
@@ -297,8 +303,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     bucket.exchange_group = whole ? nullptr : &shardings_[sharding].exchange_group;
     std::vector<Bucket*>& sorted = work_on(bucket.key.device).buckets;
     const auto place = std::upper_bound(
-        sorted.begin(), sorted.end(), &bucket,
-        [](const Bucket* a, const Bucket* b) { return a->key.sharding < b->key.sharding; });
+        sorted.begin(), sorted.end(), &bucket, [](const Bucket* a, const Bucket* b) {
+          return std::tie(a->key.apart, a->key.sharding) < std::tie(b->key.apart, b->key.sharding);
+        });
     sorted.insert(place, &bucket);
   }
   for (DeviceWork& work : work_) {

@@ -61,9 +61,25 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
     args.partials = work.sums_ptr();
     args.num_partials = work.num_sums;
   }
-  args.scalars = work.scalars_ptr();
+  args.scalars = work.scalars_ptr(Norm::kAll);
   args.steps = work.steps.data();
   args.num_steps = static_cast<std::int64_t>(work.steps.size());
+  return args;
+}
+
+/// Returns the arguments of another prologue, which adds the sums of one norm only and copies the
+/// decision to skip.
+kernels::PrologueArgs StepEngine::clip_args(const DeviceWork& work, const FusedStepOptions& options,
+                                            Norm norm) const {
+  kernels::PrologueArgs args = prologue_args(work, options, true);
+  args.params.found_inf = &work.scalars_ptr(Norm::kAll)->skip;
+  args.params.found_inf_is_output = args.params.check = false;
+  args.params.skip_norm_above = kernels::PrologueParams().skip_norm_above;
+  const std::int64_t others = work.num_sums - work.num_apart;
+  if (norm == Norm::kApart) args.partials += others;
+  args.num_partials = norm == Norm::kApart ? work.num_apart : others;
+  args.scalars = work.scalars_ptr(norm);
+  args.num_steps = 0;
   return args;
 }
 
@@ -126,15 +142,20 @@ at::Tensor StepEngine::sum_partials(const c10::Device& device, const kernels::No
 
 /// Reduces each device's sums to one per sharding, and sums those over the sharding's processes.
 /// Shardings without a local element take part too: see Note [Sharded parameters].
-std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
+std::vector<at::Tensor> StepEngine::sums_of_shardings(bool apart) const {
   std::vector<at::Tensor> sums;
   for (const DeviceWork& work : work_) {
     if (!work.takes_part) continue;
-    const kernels::NormPartial* partials = work.sums_ptr();
-    auto bucket = work.buckets.begin();
+    const std::int64_t others = work.num_sums - work.num_apart;
+    const kernels::NormPartial* partials = work.sums_ptr() + (apart ? others : 0);
+    auto bucket = std::find_if(work.buckets.begin(), work.buckets.end(),
+                               [&](const Bucket* one) { return one->key.apart == apart; });
     for (const std::int32_t sharding : work.shardings) {
       std::int64_t count = 0;
-      for (; bucket != work.buckets.end() && (*bucket)->key.sharding == sharding; ++bucket) {
+      const auto belongs = [&](const Bucket* one) {
+        return one->key.apart == apart && one->key.sharding == sharding;
+      };
+      for (; bucket != work.buckets.end() && belongs(*bucket); ++bucket) {
         count += (*bucket)->num_sums();
       }
       sums.push_back(sum_partials(work.device, partials, count));
@@ -148,22 +169,30 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings() const {
 /// Used with several devices, or with gradients in other processes. Gives every device a copy of
 /// all sums, or of the sum over all processes.
 void StepEngine::share_partials(const FusedStepOptions& options) {
-  std::vector<at::Tensor> sums = sums_of_shardings();
-  const auto all_on = [&sums](const c10::Device& device) {
+  const auto all_on = [](const c10::Device& device, const std::vector<at::Tensor>& sums) {
     std::vector<at::Tensor> local;
     for (const at::Tensor& sum : sums) local.push_back(to_device(sum, device));
     return at::cat(local);
   };
-  if (!options.norm_groups.empty()) {
-    const at::Tensor own = all_on(options.norm_device);
-    const auto* partials = static_cast<const kernels::NormPartial*>(own.const_data_ptr());
-    sums = {sum_partials(options.norm_device, partials, static_cast<std::int64_t>(sums.size()))};
-    sum_over_shards(sums.front(), options.norm_groups);
+  std::vector<at::Tensor> sums;
+  std::size_t others = 0;
+  for (const bool apart : {false, true}) {
+    if (apart && !options.clips_apart()) break;
+    std::vector<at::Tensor> own = sums_of_shardings(apart);
+    if (!options.norm_groups.empty()) {
+      const at::Tensor local = all_on(options.norm_device, own);
+      const auto* partials = static_cast<const kernels::NormPartial*>(local.const_data_ptr());
+      own = {sum_partials(options.norm_device, partials, static_cast<std::int64_t>(own.size()))};
+      sum_over_shards(own.front(), options.norm_groups);
+    }
+    sums.insert(sums.end(), own.begin(), own.end());
+    if (!apart) others = sums.size();
   }
   for (DeviceWork& work : work_) {
     if (!work.takes_part) continue;
-    work.shared = all_on(work.device);
+    work.shared = all_on(work.device, sums);
     work.num_sums = static_cast<std::int64_t>(sums.size());
+    work.num_apart = static_cast<std::int64_t>(sums.size() - others);
   }
 }
 
@@ -175,18 +204,22 @@ void StepEngine::agree_on_skip(const FusedStepOptions& options) const {
               caller() + std::string(": found_inf"));
 }
 
-void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
-  for (DeviceWork& work : work_) {
-    if (!work.takes_part || work.prologue_done) continue;
-    const kernels::PrologueArgs args = prologue_args(work, options, has_norm);
-    if (work.device.is_cpu()) {
-      kernels::prologue_cpu(args);
-      continue;
-    }
+void StepEngine::run_prologue(const DeviceWork& work, const kernels::PrologueArgs& args) const {
+  if (work.device.is_cpu()) return kernels::prologue_cpu(args);
 #if defined(TORCHFUSE_WITH_CUDA)
-    const c10::OptionalDeviceGuard guard(work.device);
-    check_status(caller(), kernels::prologue_cuda(args, current_stream(work.device)));
+  const c10::OptionalDeviceGuard guard(work.device);
+  check_status(caller(), kernels::prologue_cuda(args, current_stream(work.device)));
 #endif
+}
+
+void StepEngine::run_prologues(const FusedStepOptions& options, bool has_norm) {
+  for (const DeviceWork& work : work_) {
+    if (!work.takes_part) continue;
+    if (!work.prologue_done) run_prologue(work, prologue_args(work, options, has_norm));
+    if (!options.clips_apart()) continue;
+    for (const Norm norm : {Norm::kOthers, Norm::kApart}) {
+      run_prologue(work, clip_args(work, options, norm));
+    }
   }
   if (!options.found_inf || !options.check_inside) return;
   for (const DeviceWork& work : work_) {

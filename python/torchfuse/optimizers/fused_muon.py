@@ -101,6 +101,8 @@ class FusedMuon(FusedOptimizer):
             dimensions form one matrix.
         max_grad_norm (float | None, default None): Maximum norm of all gradients; see
             :class:`FusedAdam`.
+        clip_apart (bool, default False): Clip the matrices' gradients, and all other gradients,
+            each by their own norm. `max_grad_norm` limits both norms.
         **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
@@ -151,6 +153,7 @@ class FusedMuon(FusedOptimizer):
         ns_batched: bool = True,
         matrix_dims: int = 0,
         max_grad_norm: float | None = None,
+        clip_apart: bool = False,
         **options: Unpack[MasterOptions],
     ) -> None:
         defaults: dict[str, Any] = {
@@ -168,6 +171,7 @@ class FusedMuon(FusedOptimizer):
             "ns_dtype": ns_dtype,
             "ns_batched": ns_batched,
             "matrix_dims": matrix_dims,
+            "clip_apart": clip_apart,
         }
         self._adamw = _checked_adamw(type(self).__name__, adamw)
         super().__init__(params, defaults, max_grad_norm=max_grad_norm, **options)
@@ -343,6 +347,11 @@ class FusedMuon(FusedOptimizer):
             "matrix_dims": _whole(where, index, "matrix_dims", group["matrix_dims"]),
         }
         return super()._hyper_params(index, native, in_step)
+
+    def _clip_apart(self) -> list[bool]:
+        if not any(group["clip_apart"] for group in self.param_groups):
+            return []
+        return [bool(group["use_muon"] and group["clip_apart"]) for group in self.param_groups]
 
     def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
         if not group["use_muon"]:

@@ -128,6 +128,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Returns the initial value of a parameter's state `name`."""
         return state.empty_state(self, name, param, group).zero_()
 
+    def _clip_apart(self) -> list[bool]:
+        """Returns which groups are clipped apart from the others, or nothing if none is."""
+        return []
+
     def _create_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state.create_state(self, param, group)
 
@@ -215,9 +219,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             return
         if self._native is None:
             caller = self._caller(in_step=True)
-            self._native = _C.FusedStep(
-                self._algorithm, caller, hyper_params.places(self._algorithm)
-            )
+            places = hyper_params.places(self._algorithm)
+            self._native = _C.FusedStep(self._algorithm, caller, places)
         self._check_edits()
         scale = self._loss_scale()
         needed = [state.needed_names(self, group) for group in self.param_groups]
@@ -252,6 +255,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             found_inf_is_output=asked.found_inf_is_output,
             norm_groups=groups.names,
             norm_device=distributed.norm_device(self, groups) if groups else None,
+            clip_apart=self._clip_apart(),
         )
         if done:
             asked.found_inf_is_output = False
@@ -383,11 +387,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @functools.cached_property
     def _setting_keys(self) -> tuple[str, ...]:
-        return tuple(
-            key
-            for key in self.defaults
-            if key not in (*hyper_params.numbers(self._algorithm), BOUNDS)
-        )
+        numbers = (*hyper_params.numbers(self._algorithm), BOUNDS)
+        return tuple(key for key in self.defaults if key not in numbers)
 
     def _state_dtype_options(self) -> tuple[str, ...]:
         """Returns the names of the class's state dtype options."""

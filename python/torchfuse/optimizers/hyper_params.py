@@ -43,6 +43,7 @@ OTHER_FLAGS = (
     "store_param_remainders",
     "stochastic_rounding",
     "capturable",
+    "clip_apart",
     "materialize_master_grads",
 )
 

@@ -256,6 +256,29 @@ def test_matrices_and_vectors_are_clipped_by_one_norm(device: str) -> None:
         torch.testing.assert_close(optimizer.state[param][name], expected, rtol=1e-5, atol=1e-8)
 
 
+def test_matrices_and_vectors_are_clipped_apart(device: str) -> None:
+    shapes = [(5, 4), (7,)]
+    params = make_params(shapes, device=device) + make_params(shapes, torch.bfloat16, device)
+    optimizer = muon(params, max_grad_norm=0.5, clip_apart=True)
+    set_grads(params, grads := random_grads(params, 1))
+    optimizer.step()
+    total = float(torch.cat([grad.reshape(-1).double() for grad in grads]).norm())
+    torch.testing.assert_close(float(torch.as_tensor(optimizer.grad_norm())), total)
+    for kind, name, share in ((0, "momentum_buffer", 0.05), (1, "exp_avg", 0.1)):
+        own = grads[kind::2]
+        norm = float(torch.cat([grad.reshape(-1).double() for grad in own]).norm())
+        assert norm > 0.5
+        for param, grad in zip(params[kind::2], own, strict=True):
+            expected = share * (0.5 / norm) * grad.float()
+            torch.testing.assert_close(optimizer.state[param][name], expected, rtol=1e-5, atol=1e-8)
+    before = snapshot(optimizer, params)
+    grads[1][0] = torch.inf  # of a vector, which also skips the matrices
+    set_grads(params, grads)
+    optimizer.skip_non_finite = True
+    optimizer.step()
+    assert_all_same_bits(snapshot(optimizer, params), before)
+
+
 def test_a_step_with_a_scaler_is_the_step_without(device: str) -> None:
     params, others = make_params(SHAPES, device=device), make_params(SHAPES, device=device)
     optimizer, reference = muon(params), muon(others)

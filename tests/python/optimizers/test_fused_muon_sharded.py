@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.adam import make_params, random_grads
 from support.cases import message_of, run_cases
 from torch import Tensor
@@ -27,7 +28,9 @@ SHAPES = ((9, 5), (2, 8), (5, 9), (9, 5), (7,))
 STEPS = 20
 
 
-def train(ranks: int, rank: int = 0, *, batched: bool, turns: bool = False) -> list[Tensor]:
+def train(
+    ranks: int, rank: int = 0, *, batched: bool, turns: bool = False, **options: Any
+) -> list[Tensor]:
     """Trains; with `turns`, each step has gradients for two of the parameters only."""
     start = make_params(SHAPES)
     mesh = init_device_mesh("cpu", (ranks,)) if ranks > 1 else None
@@ -36,7 +39,7 @@ def train(ranks: int, rank: int = 0, *, batched: bool, turns: bool = False) -> l
         return tensor.clone() if mesh is None else distribute_tensor(tensor, mesh, [Shard(0)])
 
     params = [torch.nn.Parameter(placed(p.detach())) for p in start]
-    optimizer = FusedMuon(params, lr=0.02, ns_dtype=torch.float32, ns_batched=batched)
+    optimizer = FusedMuon(params, lr=0.02, ns_dtype=torch.float32, ns_batched=batched, **options)
     for step in range(STEPS):
         for index, grad in enumerate(random_grads(start, step)):
             absent = turns and (index + step) % 3 != 0
@@ -62,6 +65,39 @@ def test_sharded_matrices_are_updated_as_whole_ones(tmp_path: Path, ranks: int) 
                     assert float((param - expected).norm()) <= 1e-5 * float(expected.norm())
                 else:
                     assert torch.equal(param, expected)
+
+
+APART: dict[str, Any] = {"max_grad_norm": 0.5, "clip_apart": True}
+
+
+def train_stage(rank: int) -> list[Tensor]:
+    """Trains every other parameter, as a pipeline's stage, with the other stage's norms."""
+    start = make_params(SHAPES)
+    params = [torch.nn.Parameter(p.detach().clone()) for p in start[rank::2]]
+    optimizer = FusedMuon(
+        params, lr=0.02, ns_dtype=torch.float32, norm_groups=[dist.group.WORLD], **APART
+    )
+    for step in range(STEPS):
+        for param, grad in zip(params, random_grads(start, step)[rank::2], strict=True):
+            param.grad = grad
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+def test_shards_and_stages_are_clipped_apart_as_whole_matrices(tmp_path: Path) -> None:
+    cases: dict[str, Any] = {
+        "shards": partial(train, 2, batched=True, **APART),
+        "stages": train_stage,
+    }
+    found = run_cases(tmp_path, 2, cases)
+    alone = train(1, batched=True, **APART)
+    for rank in range(2):
+        for params, expected in (
+            (found["shards"][rank], alone),
+            (found["stages"][rank], alone[rank::2]),
+        ):
+            for param, whole in zip(params, expected, strict=True):
+                assert float((param - whole).detach().norm()) <= 1e-5 * float(whole.norm())
 
 
 def another_order(rank: int) -> tuple[str, bool]:

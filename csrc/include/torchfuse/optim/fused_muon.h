@@ -52,6 +52,9 @@ struct TORCHFUSE_API FusedMuonOptions : public FusedOptionsOf<FusedMuonOptions> 
   /// Number of last dimensions that form a matrix: 0 (default) for all of them, or at least 2. A
   /// parameter with more dimensions is a stack of matrices, such as a layer's experts.
   TORCH_ARG(std::int64_t, matrix_dims) = 0;
+  /// Clip the matrices' gradients, and all other gradients, each by their own norm. max_grad_norm
+  /// limits both norms.
+  TORCH_ARG(bool, clip_apart) = false;
 };
 
 /// Per-parameter state, with names from torch.optim.Muon and AdamW.

@@ -100,7 +100,7 @@ Options other_options() {
   if constexpr (requires { options.use_muon(); }) {
     options.use_muon(false).nesterov(false).ns_coefficients({3.0, -3.2, 1.2}).ns_steps(3);
     options.polar_express(true).adjust_lr_fn("match_rms_adamw").matrix_dims(2);
-    options.ns_dtype(torch::kFloat).ns_batched(false);
+    options.ns_dtype(torch::kFloat).ns_batched(false).clip_apart(true);
   }
   return options;
 }

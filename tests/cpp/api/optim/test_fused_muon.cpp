@@ -178,6 +178,20 @@ void expect_group(const torch::optim::OptimizerParamGroup& group, const Tensors&
   EXPECT_TRUE(static_cast<const Options&>(group.options()) == options);
 }
 
+TEST(FusedMuon, MatricesAndVectorsAreClippedApart) {
+  const Tensors params = {torch::ones({3, 4}, torch::requires_grad()),
+                          torch::ones({7}, torch::requires_grad())};
+  for (const torch::Tensor& param : params) param.mutable_grad() = torch::full_like(param, 2.0);
+  FusedMuon optimizer(params, exact_options().max_grad_norm(0.5).clip_apart(true));
+  optimizer.step();
+  const auto state_of = [&](std::size_t index) -> const optim::FusedMuonParamState& {
+    return static_cast<const optim::FusedMuonParamState&>(
+        *optimizer.state().at(params[index].unsafeGetTensorImpl()));
+  };
+  EXPECT_NEAR(state_of(0).momentum_buffer().norm().item<double>(), 0.05 * 0.5, 1e-6);
+  EXPECT_NEAR(state_of(1).exp_avg().norm().item<double>(), 0.1 * 0.5, 1e-6);
+}
+
 TEST(FusedMuon, SplitPutsTheMatricesOfAModelInAGroup) {
   Model model;
   const Tensors others{model.words->weight, model.bag->weight, model.conv->bias, model.frozen->bias,
