@@ -271,9 +271,9 @@ def test_matrices_and_vectors_are_clipped_apart(device: str) -> None:
         for param, grad in zip(params[kind::2], own, strict=True):
             expected = share * (0.5 / norm) * grad.float()
             torch.testing.assert_close(optimizer.state[param][name], expected, rtol=1e-5, atol=1e-8)
-    before = snapshot(optimizer, params)
     grads[1][0] = torch.inf  # of a vector, which also skips the matrices
     set_grads(params, grads)
+    before = snapshot(optimizer, params)
     optimizer.skip_non_finite = True
     optimizer.step()
     assert_all_same_bits(snapshot(optimizer, params), before)
