@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/common/tensor_table.h"
@@ -26,12 +27,20 @@ struct BucketKey {
   bool has_remainder = false;
   bool stochastic = false;
   bool has_ema = false;
-  bool apart = false;              ///< whether the tensors are clipped apart from others
+  bool clip_apart = false;         ///< whether the tensors have a norm of their own
   std::int32_t sharding = kWhole;  ///< index of the tensors' sharding
 
   static constexpr std::int32_t kWhole = -1;  ///< not sharded
 
   bool operator==(const BucketKey&) const = default;
+  /// Orders buckets of one device, in the same way in all processes.
+  bool operator<(const BucketKey& other) const {
+    const auto parts = [](const BucketKey& key) {
+      return std::tie(key.clip_apart, key.sharding, key.param, key.grad, key.states, key.has_master,
+                      key.has_remainder, key.stochastic, key.has_ema);
+    };
+    return parts(*this) < parts(other);
+  }
 };
 
 /// A parameter's sizes and strides, in memory of the plan, and its number.

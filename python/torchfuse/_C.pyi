@@ -107,8 +107,8 @@ class FusedStep:
             found_inf_is_output: Overwrite `found_inf` with 1 or 0.
             norm_groups: Names of process groups whose processes step other parameters.
             norm_device: Device for reductions over `norm_groups`. None: the CPU.
-            clip_apart: Whether a group has the norm of such groups, per group. Empty: all groups
-                share one norm.
+            clip_apart: Per group. Groups with True share a clipping norm, and all other groups
+                share another. Empty: all groups share one norm.
 
         Returns:
             False, without any change, if the plan no longer matches the tensors.

@@ -70,8 +70,8 @@ class Algorithm {
   /// Throws if the algorithm cannot update a parameter with these sizes.
   virtual void check_sizes(const Argument& argument, std::int64_t group,
                            c10::IntArrayRef sizes) const = 0;
-  /// Agrees with other processes on a bucket whose rows have layouts, before anything changes.
-  virtual void prepare(const char* caller, const Bucket& bucket) = 0;
+  /// Plans what processes exchange of a bucket whose rows have layouts, before anything changes.
+  virtual void plan_exchanges(const char* caller, const Bucket& bucket) = 0;
   /// Runs or enqueues a bucket's update. `from_the_end` is as in UpdateArgs. If another pass runs
   /// before the update (LAMB's measure), `from_the_end` applies to that pass, and the update runs
   /// from the beginning.
@@ -172,8 +172,9 @@ class FusedAlgorithm final : public Algorithm {
     if constexpr (kOverMatrices) check_muon_param(argument, sizes, groups_[group]);
   }
 
-  void prepare([[maybe_unused]] const char* caller, [[maybe_unused]] const Bucket& bucket) final {
-    if constexpr (kOverMatrices) prepare_muon(caller, bucket, groups_, exchanges_);
+  void plan_exchanges([[maybe_unused]] const char* caller,
+                      [[maybe_unused]] const Bucket& bucket) final {
+    if constexpr (kOverMatrices) plan_muon_exchanges(caller, bucket, groups_, exchanges_);
   }
 
   void update(const Bucket& bucket, const kernels::StepScalars* scalars, bool write_back_grads,

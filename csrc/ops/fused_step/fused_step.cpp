@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -22,7 +23,8 @@ bool FusedStepOptions::writes_grads() const {
 }
 
 bool FusedStepOptions::clips_apart() const {
-  return !clip_apart.empty() && max_grad_norm.has_value();
+  const bool any = std::find(clip_apart.begin(), clip_apart.end(), true) != clip_apart.end();
+  return any && max_grad_norm.has_value();
 }
 
 struct FusedStep::Impl {

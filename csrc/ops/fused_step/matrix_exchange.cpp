@@ -6,7 +6,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
+#include <type_traits>
 
 #include "ops/distributed/process_groups.h"
 
@@ -22,40 +24,39 @@ at::Tensor view_of(const at::Tensor& whole, std::int64_t first, std::int64_t run
   return whole.as_strided({numel / run, run}, {stride, 1}, whole.storage_offset() + first);
 }
 
-/// Numbers that describe a matrix to the other ranks, followed by its shard.
-constexpr std::int64_t kDescription = 4;
-constexpr std::int64_t kNumbers = kDescription + 4;
-
-std::string described(const std::int64_t* numbers) {
+const char* name_of(std::int64_t dtype) {
   constexpr const char* kNames[] = {"float32", "float16", "bfloat16", "float64"};
-  return c10::str("a parameter of ", numbers[1], " x ", numbers[2], " x ", numbers[3], " in ",
-                  kNames[numbers[0]]);
+  return kNames[dtype];
 }
 
 }  // namespace
 
+bool ShardedMatrix::same_matrix(ShardedMatrix other) const {
+  other.shard = shard;
+  return *this == other;
+}
+
+std::string ShardedMatrix::text() const {
+  const std::string stack = count == 1 ? "" : std::to_string(count) + " x ";
+  return c10::str("parameter ", index, " (", stack, rows, " x ", columns, " in ", name_of(dtype),
+                  ", ", iterations, " iterations in ", name_of(products), ")");
+}
+
+double ShardedMatrix::cost() const {
+  const auto small = static_cast<double>(std::min(rows, columns));
+  const auto large = static_cast<double>(std::max(rows, columns));
+  return static_cast<double>(iterations * count) * small * small * (2.0 * large + small);
+}
+
 void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device) {
-  std::vector<Shard> own;
-  std::vector<double> costs;
-  std::vector<std::int64_t> indices;
-  for (const ShardedMatrix& matrix : matrices) {
-    const kernels::ElementNumbers& numbers = matrix.numbers;
-    own.push_back({numbers.first, numbers.run, numbers.stride, matrix.numel});
-    costs.push_back(matrix.cost);
-    indices.push_back(matrix.index);
-  }
   // This rank's shards may be equal, or empty, in steps of different matrices.
-  if (own == own_ && costs == costs_ && indices == indices_) return;
-  own_.clear();  // if a collective fails, the next step has to plan again
+  if (matrices == matrices_) return;
   const auto group = find_group(group_, caller_);
   rank_ = static_cast<std::size_t>(group->getRank());
   size_ = static_cast<std::size_t>(group->getSize());
   choose_owners(matrices);
-  shards_.assign(size_, own);
-  if (size_ > 1) learn_shards(matrices, device);
-  own_ = std::move(own);
-  costs_ = std::move(costs);
-  indices_ = std::move(indices);
+  learn_shards(matrices, device);
+  matrices_ = matrices;
   lay_out();
 }
 
@@ -64,68 +65,64 @@ void MatrixExchange::choose_owners(const std::vector<ShardedMatrix>& matrices) {
   std::vector<std::size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return matrices[a].cost > matrices[b].cost;
+    return matrices[a].cost() > matrices[b].cost();
   });
   std::vector<double> work(size_, 0.0);
   owners_.assign(matrices.size(), 0);
   for (const std::size_t matrix : order) {
     const auto least = std::min_element(work.begin(), work.end());
-    *least += matrices[matrix].cost;
+    *least += matrices[matrix].cost();
     owners_[matrix] = static_cast<std::size_t>(least - work.begin());
   }
 }
 
-/// The matrices' number travels first, because an all-gather takes equally many from every rank.
+/// The number of matrices travels first, because an all-gather takes equally many from all ranks.
 void MatrixExchange::learn_shards(const std::vector<ShardedMatrix>& matrices,
                                   const c10::Device& device) {
-  std::vector<std::int64_t> own = {static_cast<std::int64_t>(matrices.size())};
-  std::vector<std::int64_t> all = all_gather(own, device);
-  for (std::size_t rank = 1; rank < size_; ++rank) {
-    if (all[rank] != all[0]) fail_order(c10::str(all[0], " parameters"), c10::str(all[rank]), rank);
-  }
-  own.clear();
-  for (const ShardedMatrix& matrix : matrices) {
-    own.push_back(static_cast<std::int64_t>(matrix.dtype));
-    own.insert(own.end(), matrix.extent.begin(), matrix.extent.end());
-    const kernels::ElementNumbers& numbers = matrix.numbers;
-    own.insert(own.end(), {numbers.first, numbers.run, numbers.stride, matrix.numel});
-  }
-  all = all_gather(own, device);
-  const std::int64_t* number = all.data();
+  static_assert(std::is_trivially_copyable_v<ShardedMatrix>);
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  const auto count = static_cast<std::int64_t>(matrices.size());
+  const at::Tensor counts = all_gather(at::full({1}, count, options), device);
   for (std::size_t rank = 0; rank < size_; ++rank) {
-    for (std::size_t i = 0; i < matrices.size(); ++i, number += kNumbers) {
-      const std::int64_t* const first = all.data() + i * kNumbers;
-      if (!std::equal(number, number + kDescription, first)) {
-        fail_order(described(first), described(number), rank);
-      }
-      const std::int64_t* const shard = number + kDescription;
-      shards_[rank][i] = {shard[0], shard[1], shard[2], shard[3]};
+    const std::int64_t first = counts[0].item<std::int64_t>();
+    const auto other = counts[static_cast<std::int64_t>(rank)].item<std::int64_t>();
+    if (other != first) fail_order(c10::str(first, " parameters"), c10::str(other), rank);
+  }
+  const at::Tensor own =
+      at::empty({count * static_cast<std::int64_t>(sizeof(ShardedMatrix) / 8)}, options);
+  std::memcpy(own.mutable_data_ptr(), matrices.data(), own.nbytes());
+  const at::Tensor all = all_gather(own, device);
+  const auto* next = static_cast<const ShardedMatrix*>(all.const_data_ptr());
+  shards_.assign(size_, {});
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    for (std::size_t i = 0; i < matrices.size(); ++i, ++next) {
+      const ShardedMatrix& first = *(next - rank * matrices.size());
+      if (!next->same_matrix(first)) fail_order(first.text(), next->text(), rank);
+      shards_[rank].push_back(next->shard);
     }
   }
 }
 
-/// Returns the numbers of all ranks, which have equally many. A collective.
-std::vector<std::int64_t> MatrixExchange::all_gather(std::vector<std::int64_t> own,
-                                                     const c10::Device& device) const {
-  const auto count = static_cast<std::int64_t>(own.size());
-  at::Tensor mine =
-      at::from_blob(own.data(), {count}, at::TensorOptions().dtype(at::kLong)).to(device, true);
-  at::Tensor all = at::empty({static_cast<std::int64_t>(size_) * count}, mine.options());
+/// Returns all ranks' numbers, on the CPU. A collective.
+at::Tensor MatrixExchange::all_gather(const at::Tensor& own, const c10::Device& device) const {
+  if (size_ == 1) return own;
+  at::Tensor mine = own.to(device);
+  at::Tensor all = at::empty({static_cast<std::int64_t>(size_) * own.numel()}, mine.options());
   c10d::AllgatherOptions options;
   options.asyncOp = false;
   const auto group = find_group(group_, caller_);
   const auto backend = group->getBackend(device.type());
   run_collective(*group, caller_, [&] { return backend->_allgather_base(all, mine, options); });
-  const at::Tensor on_host = all.cpu();
-  const auto* first = on_host.const_data_ptr<std::int64_t>();
-  return {first, first + on_host.numel()};
+  return all.cpu();
 }
 
 void MatrixExchange::fail_order(const std::string& first, const std::string& other,
                                 std::size_t rank) const {
-  TORCH_CHECK(false, caller_, ": expected all ranks to list the same sharded matrices in the same ",
-              "order, and to have gradients of the same ones, got ", first, " on rank 0 and ",
-              other, " on rank ", rank, ". Nothing was updated.");
+  TORCH_CHECK(
+      false, caller_, ": expected all ranks of the process group '", group_,
+      "' to list the same sharded matrices in the same order, and to have gradients of the ",
+      "same ones, got ", first, " on rank 0 and ", other, " on rank ", rank,
+      ". Nothing was updated.");
 }
 
 /// Returns whether `rank` is the one that sends its shard of `matrix` to the owner.
@@ -153,7 +150,7 @@ void MatrixExchange::lay_out() {
   for (std::size_t owner = 0; owner < size_; ++owner) {
     for (std::size_t matrix = 0; matrix < count; ++matrix) {
       if (owners_[matrix] != owner) continue;
-      const std::int64_t numel = own_[matrix].numel;
+      const std::int64_t numel = shards_[rank_][matrix].numel;
       received_places_[matrix] = numel_;
       numel_ += numel;
       from_owners_[owner] += numel;
@@ -167,11 +164,11 @@ void MatrixExchange::lay_out() {
   for (std::size_t matrix = 0; matrix < count; ++matrix) {
     if (sends(rank_, matrix)) continue;
     sent_places_[matrix] = sent;
-    sent += own_[matrix].numel;
+    sent += shards_[rank_][matrix].numel;
   }
   for (std::size_t rank = 0; rank < size_; ++rank) {
     for (std::size_t i = 0; i < owned_.size(); ++i) {
-      const Shard& shard = shards_[rank][owned_[i]];
+      const MatrixShard& shard = shards_[rank][owned_[i]];
       if (shard.numel == 0) continue;
       scattered_.push_back({i, shard});
       to_ranks_[rank] += shard.numel;

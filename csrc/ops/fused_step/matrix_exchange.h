@@ -12,26 +12,41 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/common/dtype.h"
-#include "kernels/common/stochastic_rounding.h"
 #include "ops/bucket.h"
 
 namespace torchfuse::ops {
 
-/// A matrix, of which this rank has a shard.
+/// Numbers of a shard's elements in the whole matrix.
+struct MatrixShard {
+  std::int64_t first;
+  std::int64_t run;
+  std::int64_t stride;
+  std::int64_t numel;
+  bool operator==(const MatrixShard&) const = default;
+};
+
+/// A parameter that consists of matrices, of which this rank has a shard. Ranks send this to each
+/// other. Everything but the shard must be equal on all ranks.
 struct ShardedMatrix {
-  std::int64_t index;                  ///< the parameter's number
-  kernels::DType dtype;                ///< of the parameter
-  std::array<std::int64_t, 3> extent;  ///< number of matrices, rows and columns of the whole
-  kernels::ElementNumbers numbers;     ///< of the shard's elements in the whole, in memory order
-  std::int64_t numel;                  ///< of the shard
-  double cost;                         ///< of the matrix, in any unit
+  std::int64_t index;     ///< the parameter's number
+  std::int64_t dtype;     ///< the parameter's kernels::DType
+  std::int64_t products;  ///< kernels::DType of the products
+  std::int64_t count;     ///< number of matrices, each with `rows` and `columns`
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t iterations;
+  MatrixShard shard;
+
+  bool operator==(const ShardedMatrix&) const = default;
+  bool same_matrix(ShardedMatrix other) const;
+  std::string text() const;
+  /// Returns the number of multiplications.
+  double cost() const;
 };
 
 class MatrixExchange {
@@ -42,10 +57,10 @@ class MatrixExchange {
 
   const std::string& group() const { return group_; }
 
-  /// Chooses owners, and learns the other ranks' shards if the parameters are not those of the last
+  /// Chooses owners, and learns the other ranks' shards if the matrices are not those of the last
   /// call, which all ranks must notice together. Two collectives then, after which the host waits
-  /// for the device. Throws on all ranks if the ranks list other matrices or another order. Ranks
-  /// cannot tell matrices of one shape apart.
+  /// for the device. Throws on all ranks if they do not list the same matrices in the same order.
+  /// Ranks cannot tell whether matrices of one shape are in the same order.
   void plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
 
   /// Returns the indices of the matrices that this rank owns.
@@ -65,24 +80,15 @@ class MatrixExchange {
   at::Tensor scatter(const std::vector<at::Tensor>& whole, const at::TensorOptions& options) const;
 
  private:
-  /// A rank's shard: numbers of its elements in the whole matrix.
-  struct Shard {
-    std::int64_t first;
-    std::int64_t run;
-    std::int64_t stride;
-    std::int64_t numel;
-    bool operator==(const Shard&) const = default;
-  };
   /// A shard of an owned matrix that a rank sends or receives.
   struct Piece {
     std::size_t owned;  ///< index into owned()
-    Shard shard;
+    MatrixShard shard;
   };
 
   void choose_owners(const std::vector<ShardedMatrix>& matrices);
   void learn_shards(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
-  std::vector<std::int64_t> all_gather(std::vector<std::int64_t> own,
-                                       const c10::Device& device) const;
+  at::Tensor all_gather(const at::Tensor& own, const c10::Device& device) const;
   [[noreturn]] void fail_order(const std::string& first, const std::string& other,
                                std::size_t rank) const;
   bool sends(std::size_t rank, std::size_t matrix) const;
@@ -92,13 +98,11 @@ class MatrixExchange {
 
   std::string group_;
   std::string caller_;
-  std::vector<std::int64_t> indices_;  ///< the parameters' numbers
-  std::vector<Shard> own_;             ///< this rank's shards
-  std::vector<double> costs_;
+  std::vector<ShardedMatrix> matrices_;  ///< of the last plan; empty: none
   std::size_t rank_ = 0;
   std::size_t size_ = 0;
-  std::vector<std::size_t> owners_;         ///< by matrix
-  std::vector<std::vector<Shard>> shards_;  ///< by rank and matrix
+  std::vector<std::size_t> owners_;               ///< by matrix
+  std::vector<std::vector<MatrixShard>> shards_;  ///< by rank and matrix
   std::vector<std::size_t> owned_;
   std::int64_t numel_ = 0;
   std::vector<std::int64_t> sent_places_;
@@ -116,6 +120,8 @@ class MatrixExchanges {
  public:
   /// Returns the exchange of a bucket's matrices with products in `dtype`.
   MatrixExchange& of(const char* caller, const Bucket& bucket, at::ScalarType dtype);
+  /// Forgets all plans.
+  void clear() { entries_.clear(); }
 
  private:
   struct Entry {

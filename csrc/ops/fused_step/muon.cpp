@@ -2,7 +2,6 @@
 #include "ops/fused_step/muon.h"
 
 #include <ATen/Functions.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <iterator>
@@ -53,13 +52,6 @@ struct Matrices {
   }
 
   bool operator==(const Matrices&) const = default;
-
-  /// Multiplications of an iteration.
-  double cost() const {
-    const auto small = static_cast<double>(std::min(rows, columns));
-    const auto large = static_cast<double>(std::max(rows, columns));
-    return static_cast<double>(count) * small * small * (2.0 * large + small);
-  }
 
   std::int64_t count;
   std::int64_t rows;
@@ -400,10 +392,6 @@ void by_dtype(const Bucket& bucket, const std::vector<kernels::MuonParams>& grou
   }
 }
 
-/// A dispatch mode such as FakeTensorMode would replace the memory of an exchange or of directions.
-constexpr c10::DispatchKeySet kModes({c10::DispatchKey::Python,
-                                      c10::DispatchKey::PythonTLSSnapshot});
-
 }  // namespace
 
 void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
@@ -424,10 +412,10 @@ void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
   }
 }
 
-void prepare_muon(const char* caller, const Bucket& bucket,
-                  const std::vector<kernels::MuonParams>& groups, MatrixExchanges& exchanges) {
+void plan_muon_exchanges(const char* caller, const Bucket& bucket,
+                         const std::vector<kernels::MuonParams>& groups,
+                         MatrixExchanges& exchanges) {
   if (bucket.shard_groups == nullptr) return;
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
   by_dtype(bucket, groups, [&](const std::vector<std::size_t>& rows, at::ScalarType dtype) {
     std::vector<ShardedMatrix> matrices;
     matrices.reserve(rows.size());
@@ -435,13 +423,20 @@ void prepare_muon(const char* caller, const Bucket& bucket,
       const kernels::TensorRow& row = bucket.rows[index];
       const Matrices shape(bucket.layouts[index], groups[row.group]);
       matrices.push_back({bucket.layouts[index].index,
-                          bucket.key.param,
-                          {shape.count, shape.rows, shape.columns},
-                          row.numbers,
-                          row.numel,
-                          shape.cost() * groups[row.group].ns_steps.value});
+                          static_cast<std::int64_t>(bucket.key.param),
+                          static_cast<std::int64_t>(kernel_type(dtype)),
+                          shape.count,
+                          shape.rows,
+                          shape.columns,
+                          static_cast<std::int64_t>(groups[row.group].ns_steps.value),
+                          {row.numbers.first, row.numbers.run, row.numbers.stride, row.numel}});
     }
-    exchanges.of(caller, bucket, dtype).plan(matrices, bucket.key.device);
+    try {
+      exchanges.of(caller, bucket, dtype).plan(matrices, bucket.key.device);
+    } catch (...) {
+      exchanges.clear();  // all ranks have to plan again, whatever was planned before
+      throw;
+    }
   });
 }
 
@@ -449,7 +444,6 @@ void update_muon(const char* op, const Bucket& bucket,
                  const std::vector<kernels::MuonParams>& groups,
                  const kernels::StepScalars* scalars, bool write_back_grads,
                  MatrixExchanges& exchanges) {
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
   // On the CPU, a skipped step need not multiply. Ranks that exchange matrices stay together.
   const bool alone = bucket.shard_groups == nullptr;
   if (alone && bucket.key.device.is_cpu() && scalars->skip != 0.0f) return;

@@ -18,8 +18,9 @@ void check_muon_param(const Argument& argument, c10::IntArrayRef sizes,
 
 /// Plans the exchanges of a bucket's sharded matrices. Throws on all ranks, which `caller` names,
 /// if they do not list the same matrices.
-void prepare_muon(const char* caller, const Bucket& bucket,
-                  const std::vector<kernels::MuonParams>& groups, MatrixExchanges& exchanges);
+void plan_muon_exchanges(const char* caller, const Bucket& bucket,
+                         const std::vector<kernels::MuonParams>& groups,
+                         MatrixExchanges& exchanges);
 
 /// Runs or enqueues the update of a bucket, whose rows have layouts. `groups` are the optimizer's
 /// parameter groups.

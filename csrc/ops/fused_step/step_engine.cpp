@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <torchfuse/device_copy.h>
@@ -97,7 +98,7 @@ void StepEngine::DeviceWork::reserve_sums() {
   std::int64_t num_partials = 0;  // besides the sums; reused by every bucket in turn
   for (const Bucket* bucket : buckets) {
     num_sums += bucket->num_sums();
-    if (bucket->key.apart) num_apart += bucket->num_sums();
+    if (bucket->key.clip_apart) num_apart += bucket->num_sums();
     if (device.is_cuda()) num_partials = std::max(num_partials, bucket->num_partials());
   }
   if (device.is_cuda()) arrivals.reserve(kernels::num_norm_arrivals(num_partials), device);
@@ -145,10 +146,10 @@ void StepEngine::set_groups(const std::vector<std::vector<HyperParam>>& groups,
   groups_device_ = device;
 }
 
-void StepEngine::prepare_buckets() {
+void StepEngine::plan_exchanges() {
   for (const DeviceWork& work : work_) {
     const c10::OptionalDeviceGuard guard(work.device);
-    for (const Bucket* bucket : work.buckets) algorithm_->prepare(caller(), *bucket);
+    for (const Bucket* bucket : work.buckets) algorithm_->plan_exchanges(caller(), *bucket);
   }
 }
 
@@ -167,7 +168,7 @@ void StepEngine::update(const std::vector<std::vector<HyperParam>>& groups,
         bucket->ema = {options.ema->decay, static_cast<double>(options.ema->start_step),
                        options.ema->warmup};
       }
-      const Norm apart = bucket->key.apart ? Norm::kApart : Norm::kOthers;
+      const Norm apart = bucket->key.clip_apart ? Norm::kApart : Norm::kOthers;
       const Norm norm = options.clips_apart() ? apart : Norm::kAll;
       algorithm_->update(*bucket, work.scalars_ptr(norm), options.writes_grads() && !unscales,
                          options.update_from_the_end);
@@ -269,6 +270,9 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
                      const std::vector<std::vector<HyperParam>>& groups,
                      const FusedStepOptions& options) {
   const c10::NoGradGuard no_grad;
+  // A dispatch mode such as FakeTensorMode would replace the memory of sums and directions.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   check_options(options);
   if (slots.size() != planned_.size()) return false;
   slots_ = &slots;
@@ -285,7 +289,7 @@ bool StepEngine::run(const std::vector<SlotTensors>& slots,
   const bool shares = !options.norm_groups.empty() && (measures || options.found_inf);
   if (shares) work_on(options.norm_device).takes_part = true;
   check_capture(groups);
-  if (has_layouts_) prepare_buckets();
+  if (has_layouts_) plan_exchanges();
   ran_ = true;
   measured_ = measures;
   results_.reset();

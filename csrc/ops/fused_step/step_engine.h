@@ -100,6 +100,7 @@ struct PlannedSlot {
   PlannedTensor step;
   PlannedTensor start;
   std::uint32_t has_states = 0;  ///< bit k is set if state k exists
+  std::size_t first_alike = 0;   ///< first of consecutive slots of a group with equal keys
   /// State after this plan's last write to the parameter. nullopt: no write was recorded.
   std::optional<Written> written;
 
@@ -141,8 +142,8 @@ class StepEngine {
   /// Result of comparing a slot with the plan.
   enum class Match : std::uint8_t { kNoGrad, kAsPlanned, kOtherGrad, kNotAsPlanned };
 
-  /// The gradients of a norm. A step that clips groups apart has scalars for each norm, which have
-  /// the skip decision in common.
+  /// Which gradients a norm includes. With clip_apart, each norm has scalars, and all scalars have
+  /// the decision to skip in common.
   enum class Norm : std::uint8_t { kAll, kOthers, kApart };
   static constexpr std::int64_t kNumScalars = 3;
 
@@ -150,7 +151,7 @@ class StepEngine {
   struct DeviceWork {
     c10::Device device{c10::kCPU};
     std::vector<float*> steps;
-    std::vector<Bucket*> buckets;  ///< sorted by `apart` and then by sharding
+    std::vector<Bucket*> buckets;  ///< sorted by key
     /// Shardings of all slots that take part, in order. kWhole is always included.
     std::vector<std::int32_t> shardings{BucketKey::kWhole};
     at::Tensor scalars;   ///< kNumScalars StepScalars as floats
@@ -161,7 +162,7 @@ class StepEngine {
     at::Tensor found_inf;
     at::Tensor skip_norm_above;  ///< defined if the threshold is a tensor
     std::int64_t num_sums = 0;   ///< number of sums that the prologue adds
-    std::int64_t num_apart = 0;  ///< how many of them, at the end, are of groups clipped apart
+    std::int64_t num_apart = 0;  ///< how many of them, the last ones, have a norm of their own
     bool takes_part = false;     ///< has a gradient, or receives other processes' results
     bool prologue_done = false;
 
@@ -229,7 +230,7 @@ class StepEngine {
   void check_options(const FusedStepOptions& options) const;
   void check_capture(const std::vector<std::vector<HyperParam>>& groups) const;
   void set_groups(const std::vector<std::vector<HyperParam>>& groups, const c10::Device& device);
-  void prepare_buckets();
+  void plan_exchanges();
   void follow_params();
   void note_written();
   void keep_rows();

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <tuple>
 
 #include "ops/check.h"
 #include "ops/fused_step/step_engine.h"
@@ -230,12 +229,11 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
   }
   if (options.ema.has_value()) check_used_ema(index);
   const bool as_planned = matches_[index] == Match::kAsPlanned;
-  if (!as_planned || like == nullptr || !(like->key == planned.key) ||
-      like->row.group != planned.row.group) {
+  if (!as_planned || like == nullptr || like->first_alike != planned.first_alike) {
     BucketKey key = planned.key;
     key.grad = key.param;
     key.has_ema = options.ema.has_value();
-    key.apart = options.clips_apart() && options.clip_apart[planned.row.group];
+    key.clip_apart = options.clips_apart() && options.clip_apart[planned.row.group];
     if (!as_planned) {
       const at::Tensor grad = usable_grad(index, options.writes_grads());
       planned.row.grad = memory_of(grad.unsafeGetTensorImpl());
@@ -302,10 +300,9 @@ bool StepEngine::gather(const std::vector<std::vector<HyperParam>>& groups,
     bucket.shard_groups = whole ? nullptr : &shardings_[sharding].groups;
     bucket.exchange_group = whole ? nullptr : &shardings_[sharding].exchange_group;
     std::vector<Bucket*>& sorted = work_on(bucket.key.device).buckets;
-    const auto place = std::upper_bound(
-        sorted.begin(), sorted.end(), &bucket, [](const Bucket* a, const Bucket* b) {
-          return std::tie(a->key.apart, a->key.sharding) < std::tie(b->key.apart, b->key.sharding);
-        });
+    const auto place =
+        std::upper_bound(sorted.begin(), sorted.end(), &bucket,
+                         [](const Bucket* a, const Bucket* b) { return a->key < b->key; });
     sorted.insert(place, &bucket);
   }
   for (DeviceWork& work : work_) {

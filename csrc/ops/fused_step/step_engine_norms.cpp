@@ -67,19 +67,22 @@ kernels::PrologueArgs StepEngine::prologue_args(const DeviceWork& work,
   return args;
 }
 
-/// Returns the arguments of another prologue, which adds the sums of one norm only and copies the
+/// Returns the arguments of another prologue, which adds the sums of one norm and copies the
 /// decision to skip.
 kernels::PrologueArgs StepEngine::clip_args(const DeviceWork& work, const FusedStepOptions& options,
                                             Norm norm) const {
-  kernels::PrologueArgs args = prologue_args(work, options, true);
-  args.params.found_inf = &work.scalars_ptr(Norm::kAll)->skip;
-  args.params.found_inf_is_output = args.params.check = false;
-  args.params.skip_norm_above = kernels::PrologueParams().skip_norm_above;
   const std::int64_t others = work.num_sums - work.num_apart;
-  if (norm == Norm::kApart) args.partials += others;
-  args.num_partials = norm == Norm::kApart ? work.num_apart : others;
+  const bool apart = norm == Norm::kApart;
+  kernels::PrologueArgs args;
+  if (work.grad_scale.defined()) {
+    args.params.grad_scale = work.grad_scale.const_data_ptr<float>();
+  }
+  args.params.found_inf = &work.scalars_ptr(Norm::kAll)->skip;
+  args.params.has_norm = true;
+  args.params.max_grad_norm = *options.max_grad_norm;
+  args.partials = work.sums_ptr() + (apart ? others : 0);
+  args.num_partials = apart ? work.num_apart : others;
   args.scalars = work.scalars_ptr(norm);
-  args.num_steps = 0;
   return args;
 }
 
@@ -140,7 +143,8 @@ at::Tensor StepEngine::sum_partials(const c10::Device& device, const kernels::No
   return sum;
 }
 
-/// Reduces each device's sums to one per sharding, and sums those over the sharding's processes.
+/// Reduces each device's sums of one norm to one per sharding, and sums those over the sharding's
+/// processes. `apart` selects the norm of buckets with clip_apart.
 /// Shardings without a local element take part too: see Note [Sharded parameters].
 std::vector<at::Tensor> StepEngine::sums_of_shardings(bool apart) const {
   std::vector<at::Tensor> sums;
@@ -149,11 +153,11 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings(bool apart) const {
     const std::int64_t others = work.num_sums - work.num_apart;
     const kernels::NormPartial* partials = work.sums_ptr() + (apart ? others : 0);
     auto bucket = std::find_if(work.buckets.begin(), work.buckets.end(),
-                               [&](const Bucket* one) { return one->key.apart == apart; });
+                               [&](const Bucket* one) { return one->key.clip_apart == apart; });
     for (const std::int32_t sharding : work.shardings) {
       std::int64_t count = 0;
       const auto belongs = [&](const Bucket* one) {
-        return one->key.apart == apart && one->key.sharding == sharding;
+        return one->key.clip_apart == apart && one->key.sharding == sharding;
       };
       for (; bucket != work.buckets.end() && belongs(*bucket); ++bucket) {
         count += (*bucket)->num_sums();
@@ -167,32 +171,36 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings(bool apart) const {
 }
 
 /// Used with several devices, or with gradients in other processes. Gives every device a copy of
-/// all sums, or of the sum over all processes.
+/// all sums, or of the sums over all processes. Those of buckets with clip_apart come last.
 void StepEngine::share_partials(const FusedStepOptions& options) {
   const auto all_on = [](const c10::Device& device, const std::vector<at::Tensor>& sums) {
     std::vector<at::Tensor> local;
     for (const at::Tensor& sum : sums) local.push_back(to_device(sum, device));
     return at::cat(local);
   };
-  std::vector<at::Tensor> sums;
-  std::size_t others = 0;
-  for (const bool apart : {false, true}) {
-    if (apart && !options.clips_apart()) break;
-    std::vector<at::Tensor> own = sums_of_shardings(apart);
-    if (!options.norm_groups.empty()) {
-      const at::Tensor local = all_on(options.norm_device, own);
+  std::vector<at::Tensor> norms[2] = {sums_of_shardings(false), {}};
+  if (options.clips_apart()) norms[1] = sums_of_shardings(true);
+  if (!options.norm_groups.empty()) {
+    // Both norms, because another process may clip apart what this process does not have.
+    const at::Tensor both = at::zeros(
+        {2, kPartialDoubles}, at::TensorOptions().dtype(at::kDouble).device(options.norm_device));
+    for (std::size_t i = 0; i < 2 && !norms[i].empty(); ++i) {
+      const at::Tensor local = all_on(options.norm_device, norms[i]);
       const auto* partials = static_cast<const kernels::NormPartial*>(local.const_data_ptr());
-      own = {sum_partials(options.norm_device, partials, static_cast<std::int64_t>(own.size()))};
-      sum_over_shards(own.front(), options.norm_groups);
+      const auto count = static_cast<std::int64_t>(norms[i].size());
+      both[static_cast<std::int64_t>(i)].copy_(sum_partials(options.norm_device, partials, count));
     }
-    sums.insert(sums.end(), own.begin(), own.end());
-    if (!apart) others = sums.size();
+    sum_over_shards(both, options.norm_groups);
+    norms[0] = {both[0]};
+    norms[1] = {both[1]};
   }
+  std::vector<at::Tensor> sums = norms[0];
+  sums.insert(sums.end(), norms[1].begin(), norms[1].end());
   for (DeviceWork& work : work_) {
     if (!work.takes_part) continue;
     work.shared = all_on(work.device, sums);
     work.num_sums = static_cast<std::int64_t>(sums.size());
-    work.num_apart = static_cast<std::int64_t>(sums.size() - others);
+    work.num_apart = static_cast<std::int64_t>(norms[1].size());
   }
 }
 

@@ -234,7 +234,11 @@ void StepEngine::plan(const std::vector<FusedSlot>& slots) {
   planned.reserve(slots.size());
   positions.reserve(slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    planned.push_back(check_slot(i, slots[i]));
+    PlannedSlot& slot = planned.emplace_back(check_slot(i, slots[i]));
+    slot.first_alike = i;
+    if (i > 0 && planned[i - 1].key == slot.key && planned[i - 1].row.group == slot.row.group) {
+      slot.first_alike = planned[i - 1].first_alike;
+    }
     positions.push_back(slots[i].position);
   }
   planned_ = std::move(planned);

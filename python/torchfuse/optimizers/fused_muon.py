@@ -61,7 +61,7 @@ class FusedMuon(FusedOptimizer):
     The first dimension of a parameter counts the rows of its matrix, and the other dimensions
     together count the columns, so convolutions are matrices too. Matrices of one shape are
     orthogonalized together. All parameters share one gradient norm, one loss scale and one decision
-    to skip the step.
+    to skip the step; see `clip_apart` for two norms.
 
     Args:
         params (Iterable): Parameters, parameter groups or `named_parameters()`. Parameters without
@@ -101,8 +101,9 @@ class FusedMuon(FusedOptimizer):
             dimensions form one matrix.
         max_grad_norm (float | None, default None): Maximum norm of all gradients; see
             :class:`FusedAdam`.
-        clip_apart (bool, default False): Clip the matrices' gradients, and all other gradients,
-            each by their own norm. `max_grad_norm` limits both norms.
+        clip_apart (bool, default False): The group's matrices are clipped apart: their gradients
+            have one norm, and all other gradients have another. `max_grad_norm` limits each.
+            `grad_norm()` and `skip_norm_above` use all gradients.
         **options: Options of every fused optimizer, documented in :class:`FusedAdam`.
 
     Raises:
@@ -349,9 +350,7 @@ class FusedMuon(FusedOptimizer):
         return super()._hyper_params(index, native, in_step)
 
     def _clip_apart(self) -> list[bool]:
-        if not any(group["clip_apart"] for group in self.param_groups):
-            return []
-        return [bool(group["use_muon"] and group["clip_apart"]) for group in self.param_groups]
+        return [group["use_muon"] and group.get("clip_apart", False) for group in self.param_groups]
 
     def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
         if not group["use_muon"]:

@@ -70,57 +70,84 @@ def test_sharded_matrices_are_updated_as_whole_ones(tmp_path: Path, ranks: int) 
 APART: dict[str, Any] = {"max_grad_norm": 0.5, "clip_apart": True}
 
 
-def train_stage(rank: int) -> list[Tensor]:
-    """Trains every other parameter, as a pipeline's stage, with the other stage's norms."""
+def train_stage(rank: int, **options: Any) -> tuple[list[Tensor], list[float]]:
+    """Trains every other parameter as a pipeline's stage; returns them, and the steps' norms."""
     start = make_params(SHAPES)
     params = [torch.nn.Parameter(p.detach().clone()) for p in start[rank::2]]
     optimizer = FusedMuon(
-        params, lr=0.02, ns_dtype=torch.float32, norm_groups=[dist.group.WORLD], **APART
+        params,
+        lr=0.02,
+        ns_dtype=torch.float32,
+        norm_groups=[dist.group.WORLD],
+        **{**APART, **options},
     )
+    norms = []
     for step in range(STEPS):
         for param, grad in zip(params, random_grads(start, step)[rank::2], strict=True):
             param.grad = grad
         optimizer.step()
-    return [p.detach() for p in params]
+        norms.append(float(torch.as_tensor(optimizer.grad_norm())))
+    return [p.detach() for p in params], norms
+
+
+def train_stages_apart_and_together(rank: int) -> list[float]:
+    return train_stage(rank, clip_apart=rank == 0)[1]
 
 
 def test_shards_and_stages_are_clipped_apart_as_whole_matrices(tmp_path: Path) -> None:
     cases: dict[str, Any] = {
         "shards": partial(train, 2, batched=True, **APART),
         "stages": train_stage,
+        "one stage": train_stages_apart_and_together,
     }
     found = run_cases(tmp_path, 2, cases)
     alone = train(1, batched=True, **APART)
     for rank in range(2):
-        for params, expected in (
-            (found["shards"][rank], alone),
-            (found["stages"][rank], alone[rank::2]),
-        ):
+        stage, norms = found["stages"][rank]
+        for params, expected in ((found["shards"][rank], alone), (stage, alone[rank::2])):
             for param, whole in zip(params, expected, strict=True):
-                assert float((param - whole).detach().norm()) <= 1e-5 * float(whole.norm())
+                assert float((param - whole).norm()) <= 1e-5 * float(whole.norm())
+        grads = [random_grads(make_params(SHAPES), step) for step in range(STEPS)]
+        whole_norms = [float(torch.cat([g.reshape(-1).double() for g in s]).norm()) for s in grads]
+        assert norms == pytest.approx(whole_norms, rel=1e-6)
+        # A stage without the option takes part in the same collective.
+        assert found["one stage"][rank] == pytest.approx(whole_norms, rel=1e-6)
 
 
-def another_order(rank: int) -> tuple[str, bool]:
-    """Lists matrices in another order on rank 1; returns the error, and whether nothing changed."""
+def messages(rank: int) -> list[str]:
+    """Lists matrices in another order on rank 1, corrects that, and gives other gradients."""
     mesh = init_device_mesh("cpu", (2,))
-    shapes = ((9, 5), (2, 8), (3,))
+    shapes, dtypes = ((9, 5), (2, 8), (9, 5)), (torch.float32, torch.bfloat16, torch.float32)
     params = [
-        torch.nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [Shard(0)]))
-        for shape in shapes
+        torch.nn.Parameter(distribute_tensor(torch.ones(shape, dtype=dtype), mesh, [Shard(0)]))
+        for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
+    params.append(torch.nn.Parameter(distribute_tensor(torch.ones(4, 9), mesh, [Shard(0)])))
     before = [p.to_local().clone() for p in params]
-    optimizer = FusedMuon(params if rank == 0 else [params[i] for i in (1, 0, 2)])
+    optimizer = FusedMuon(params, ns_dtype=torch.float32)
+    listed = optimizer.param_groups[0]["params"]
+    if rank == 1:
+        listed[:] = [params[i] for i in (1, 3, 0, 2)]
     for p in params:
         p.grad = torch.ones_like(p)
-    message = message_of(optimizer.step)
-    return message, all(torch.equal(p.to_local(), b) for p, b in zip(params, before, strict=True))
+    found = [message_of(optimizer.step)]
+    assert all(torch.equal(p.to_local(), b) for p, b in zip(params, before, strict=True))
+    listed[:] = params
+    found.append(message_of(optimizer.step))
+    params[2 * rank].grad = None
+    found.append(message_of(optimizer.step))
+    return found
 
 
-def test_another_order_is_an_error_before_anything_changes(tmp_path: Path) -> None:
-    for message, unchanged in run_cases(tmp_path, 2, {"orders": another_order})["orders"]:
-        assert message.startswith(
-            "RuntimeError: FusedMuon.step: expected all ranks to list the same sharded matrices in "
-            "the same order, and to have gradients of the same ones, got a parameter of 1 x 9 x 5 "
-            "in float32 on rank 0 and a parameter of 1 x 2 x 8 in float32 on rank 1."
+def test_other_matrices_on_a_rank_are_an_error_before_anything_changes(tmp_path: Path) -> None:
+    for order, corrected, gradients in run_cases(tmp_path, 2, {"messages": messages})["messages"]:
+        expected = "to list the same sharded matrices in the same order, and to have gradients of"
+        assert order.startswith("RuntimeError: FusedMuon.step: expected all ranks of the process")
+        assert expected in order
+        assert (
+            "got parameter 0 (9 x 5 in float32, 5 iterations in float32) on rank 0 and parameter 1 "
+            "(4 x 9 in float32, 5 iterations in float32) on rank 1." in order
         )
-        assert unchanged
+        assert corrected == "nothing"
+        assert "got parameter 2 (9 x 5" in gradients
+        assert "on rank 0 and parameter 0 (9 x 5" in gradients

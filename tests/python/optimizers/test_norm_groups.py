@@ -20,6 +20,7 @@ import torch.distributed as dist
 from support.adam import make_params, random_grads
 from support.cases import message_of, run_cases
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -133,6 +134,17 @@ def step_above_a_threshold(rank: int, device: str) -> float:
     return float(optimizer.last_step_skipped())
 
 
+def step_in_fake_mode(rank: int, device: str) -> float:
+    """Clips with another stage while a dispatch mode would replace every new tensor."""
+    params = make_params([(4,)], torch.float32, device)
+    optimizer = FusedAdam(params, norm_groups=[dist.group.WORLD], **CLIPPED)
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        optimizer.step()
+    return float(torch.as_tensor(optimizer.grad_norm()))
+
+
 def train_two_optimizers(rank: int, device: str) -> dict[str, Any]:
     """One scaler for two, of which one shares nothing and sees an overflow on its own."""
     params = [torch.nn.Parameter(torch.ones(3, device=device)) for _ in range(2)]
@@ -222,6 +234,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, group_device: str) -> dict[s
         **KINDS,
         "threshold": step_above_a_threshold,
         "copied": copied,
+        "fake": step_in_fake_mode,
         "two": train_two_optimizers,
         "refusals": refusals,
     }
@@ -272,6 +285,10 @@ def test_a_stage_without_gradients_takes_part(found: dict[str, list[Any]], name:
 
 def test_all_stages_skip_a_norm_above_the_threshold(found: dict[str, list[Any]]) -> None:
     assert found["threshold"] == [1.0, 1.0]
+
+
+def test_a_dispatch_mode_does_not_replace_the_norms_memory(found: dict[str, list[Any]]) -> None:
+    assert found["fake"] == pytest.approx([math.sqrt(8.0)] * 2)
 
 
 def test_one_scaler_for_several_optimizers(found: dict[str, list[Any]]) -> None:

@@ -52,8 +52,8 @@ struct TORCHFUSE_API FusedMuonOptions : public FusedOptionsOf<FusedMuonOptions> 
   /// Number of last dimensions that form a matrix: 0 (default) for all of them, or at least 2. A
   /// parameter with more dimensions is a stack of matrices, such as a layer's experts.
   TORCH_ARG(std::int64_t, matrix_dims) = 0;
-  /// Clip the matrices' gradients, and all other gradients, each by their own norm. max_grad_norm
-  /// limits both norms.
+  /// The group's matrices are clipped apart: their gradients have one norm, and all other gradients
+  /// have another. max_grad_norm limits each.
   TORCH_ARG(bool, clip_apart) = false;
 };
 
@@ -70,7 +70,8 @@ extern template struct FusedParamStateOf<FusedMuonParamState, FusedMuonOptions>;
 extern template class FusedOptimizerOf<FusedMuonOptions, FusedMuonParamState>;
 
 /// Muon for matrices and AdamW for all other parameters, in one step; see torchfuse::fused_muon_()
-/// for the formula. All parameters share one gradient norm, loss scale and decision to skip.
+/// for the formula. All parameters share one gradient norm (two with clip_apart), loss scale and
+/// decision to skip.
 ///
 ///     using torchfuse::optim::FusedMuon;
 ///     using torchfuse::optim::FusedMuonOptions;
