@@ -48,7 +48,7 @@ MEMORY = re.compile(r"[\d.]+ times the largest group, and torch's [\d.]+ times")
 LOSS = re.compile(r"(?<=last validation loss, )[\d.]+, (?:after \d+|in none) of \d+ steps")
 GPU_RUN = re.compile("(?<=<!-- last GPU run: begin -->\n).*?(?=\n<!-- last GPU run: end -->)", re.S)
 GPU_TABLE = re.compile("(?<=<!-- table: gpu -->\n).*?(?=\n<!-- table: end -->)", re.S)
-ISA = {"avx512": "AVX-512", "avx2": "AVX2"}
+ISA = {"avx512_bf16": "AVX-512", "avx512": "AVX-512", "avx2": "AVX2"}
 THREADS = {1: "one thread", 2: "two threads"}
 WITHOUT_GPU = (
     "The CUDA kernels compile for four GPU architectures. Tests without a GPU run the kernels' "

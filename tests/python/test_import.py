@@ -37,7 +37,7 @@ def test_version_and_cmake_dir_are_printed() -> None:
 
 
 def test_cpu_isa_is_one_of_the_known_levels() -> None:
-    assert torchfuse._C.cpu_isa() in ("baseline", "avx2", "avx512")
+    assert torchfuse._C.cpu_isa() in ("baseline", "avx2", "avx512", "avx512_bf16")
     torchfuse._C.set_cpu_isa("baseline")
     assert torchfuse._C.cpu_isa() == "baseline"
     with pytest.raises(RuntimeError, match="avx1024"):

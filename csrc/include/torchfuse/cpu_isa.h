@@ -7,8 +7,8 @@
 
 namespace torchfuse {
 
-/// Returns the instruction level of the CPU kernels: "baseline", "avx2" or "avx512"; on aarch64
-/// "baseline" or "neon".
+/// Returns the instruction level of the CPU kernels: "baseline", "avx2", "avx512" or
+/// "avx512_bf16"; on aarch64 "baseline" or "neon".
 TORCHFUSE_API std::string cpu_isa();
 /// Sets the instruction level of the CPU kernels for all later calls in this process.
 /// @param name a value that cpu_isa() can return.

@@ -21,7 +21,7 @@ namespace torchfuse::kernels {
 #define TORCHFUSE_DISPATCH(Result, entry, function, Args)                            \
   TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE, Result, function, Args)                \
   Result entry(CpuIsa isa, const Args& args, std::int64_t begin, std::int64_t end) { \
-    switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL, function) }              \
+    switch (entered(isa)) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL, function) }     \
     return cpu::baseline::function(args, begin, end);                                \
   }
 

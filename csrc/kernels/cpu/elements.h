@@ -63,7 +63,7 @@ TORCHFUSE_INLINE void store_one(double* p, double x) { *p = x; }
 TORCHFUSE_INLINE void store_one(Half* p, float x) { *p = to_half(x); }
 TORCHFUSE_INLINE void store_one(BFloat16* p, float x) { *p = to_bfloat16(x); }
 
-/// Whether the level has an instruction for pairs of vectors that is faster than two vectors.
+/// Whether the level can load and store pairs of vectors, which pairs_are_faster() recommends.
 template <DType kDType>
 constexpr bool kHasPairs =
     kDType == DType::kBFloat16 &&

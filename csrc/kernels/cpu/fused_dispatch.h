@@ -23,13 +23,13 @@ TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_DECLARE_LEVEL)
 template <class Functor>
 void fused_update_cpu(CpuIsa isa, const UpdateArgs<Functor>& args, std::int64_t begin,
                       std::int64_t end) {
-  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, fused_update) }
+  switch (entered(isa)) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, fused_update) }
 }
 
 template <class Functor>
 void fused_measure_cpu(CpuIsa isa, const MeasureArgs<Functor>& args, std::int64_t begin,
                        std::int64_t end) {
-  switch (isa) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, fused_measure) }
+  switch (entered(isa)) { TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_CALL_LEVEL, fused_measure) }
 }
 #undef TORCHFUSE_CALL_LEVEL
 

@@ -10,16 +10,15 @@
 #pragma once
 
 /// Calls apply(namespace, enumerator, arguments) for each level, from the lowest to the best. kAvx2
-/// includes FMA and F16C. kAvx512 includes BF16 (Sapphire Rapids, Zen 4 and later): rounding to
-/// bf16 in integer arithmetic would cost more than the wider vectors gain, so older AVX-512
-/// processors use kAvx2. Every aarch64 processor has NEON; the baseline is only for comparison.
+/// includes FMA and F16C. kAvx512 and kAvx512Bf16 share objects: see `bf16_instruction`. Every
+/// aarch64 processor has NEON; the baseline is only for comparison.
 #if defined(__aarch64__)
 #define TORCHFUSE_FOR_EACH_LEVEL(apply, ...) \
   apply(baseline, kBaseline, __VA_ARGS__) apply(neon, kNeon, __VA_ARGS__)
 #else
 #define TORCHFUSE_FOR_EACH_LEVEL(apply, ...)                              \
   apply(baseline, kBaseline, __VA_ARGS__) apply(avx2, kAvx2, __VA_ARGS__) \
-      apply(avx512, kAvx512, __VA_ARGS__)
+      apply(avx512, kAvx512, __VA_ARGS__) apply(avx512, kAvx512Bf16, __VA_ARGS__)
 #endif
 
 namespace torchfuse::kernels {
@@ -35,7 +34,24 @@ inline constexpr CpuIsa kCpuLevels[] = {TORCHFUSE_FOR_EACH_LEVEL(TORCHFUSE_LEVEL
 /// Returns the best level that the processor and operating system support.
 CpuIsa detect_cpu_isa();
 
-/// Returns "baseline", "avx2" or "avx512"; on aarch64 "baseline" or "neon".
+/// Returns "baseline", "avx2", "avx512" or "avx512_bf16"; on aarch64 "baseline" or "neon".
 const char* name_of(CpuIsa isa);
+
+/// Whether AVX-512 objects round to bf16 with an instruction (Sapphire Rapids, Zen 4 and later), or
+/// in integer arithmetic. Objects of their own would double the library's AVX-512 code, but only
+/// stores of bf16 differ. Read and written atomically.
+extern bool bf16_instruction;
+
+/// Returns `isa`, and sets `bf16_instruction` accordingly. Threads that use different levels at
+/// once still get equal results, except for NaN payloads.
+inline CpuIsa entered(CpuIsa isa) {
+#if defined(__x86_64__)
+  const bool bf16 = isa == CpuIsa::kAvx512Bf16;
+  if (__atomic_load_n(&bf16_instruction, __ATOMIC_RELAXED) != bf16) {
+    __atomic_store_n(&bf16_instruction, bf16, __ATOMIC_RELAXED);
+  }
+#endif
+  return isa;
+}
 
 }  // namespace torchfuse::kernels

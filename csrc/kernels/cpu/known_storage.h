@@ -153,8 +153,8 @@ struct KnownOperands {
     if constexpr (Storage::kHasCopy) access.template store<Storage::kCopy>(copies + i, value);
   }
 
-  static constexpr bool kInPairs = kHasPairs<Storage::kValue> && kHasPairs<Storage::kGrad> &&
-                                   kHasPairs<Storage::kState> && !Storage::kHasCopy;
+  static constexpr bool kHasPairLoop = kHasPairs<Storage::kValue> && kHasPairs<Storage::kGrad> &&
+                                       kHasPairs<Storage::kState> && !Storage::kHasCopy;
 
   /// Updates two vectors of elements. The level decides which elements are in which vector.
   template <class T>
@@ -189,7 +189,7 @@ struct KnownOperands {
 
 /// Updates elements [begin, end): blocks, vectors, and the remaining elements. A separate function,
 /// so that the loop can use all registers.
-template <class Functor, class Storage, int kUsed, class T>
+template <class Functor, class Storage, int kUsed, bool kInPairs, class T>
 __attribute__((noinline)) void update_stored(const Operands& operands, std::int64_t begin,
                                              std::int64_t end,
                                              const typename Functor::template Coefs<T>& shared,
@@ -200,7 +200,7 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
   std::int64_t i = begin;
   for (; i + kBlock<T> <= end; i += kBlock<T>) {
     known.template fetch<!kStatesInMeasure<Functor>, true>(i);
-    if constexpr (decltype(known)::kInPairs) {
+    if constexpr (kInPairs) {
 #pragma GCC unroll 2
       for (std::int64_t v = 0; v < kBlock<T>; v += 2 * kWidth) {
         known.update_pair(i + v, coefs, grad_coef);
@@ -222,7 +222,13 @@ TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin,
                                    const typename Functor::template Coefs<T>& coefs, T grad_coef) {
   const auto run = [&]<class Kind>(Kind) {
     if (!Kind::holds(operands, kUsed)) return false;
-    update_stored<Functor, Kind, kUsed>(operands, begin, end, coefs, grad_coef);
+    if constexpr (KnownOperands<Functor, Kind, kUsed>::kHasPairLoop) {
+      if (pairs_are_faster(VectorOf<Kind::kValue>())) {
+        update_stored<Functor, Kind, kUsed, true>(operands, begin, end, coefs, grad_coef);
+        return true;
+      }
+    }
+    update_stored<Functor, Kind, kUsed, false>(operands, begin, end, coefs, grad_coef);
     return true;
   };
   if constexpr (sizeof(T) == 8)

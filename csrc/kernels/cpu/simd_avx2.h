@@ -75,6 +75,7 @@ TORCHFUSE_INLINE __m128i round_bf16(VecF x) {
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), round_bf16(x));
 }
+TORCHFUSE_INLINE constexpr bool pairs_are_faster(VecF) { return true; }
 /// Loads sixteen elements, split by even and odd index. Every 32-bit word contains an even and an
 /// odd element, so no element moves between words, for which a processor has only two units.
 TORCHFUSE_INLINE void load_bf16_pair(const BFloat16* p, VecF& even, VecF& odd) {

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/level.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -64,11 +65,42 @@ TORCHFUSE_INLINE VecF load_bf16(const BFloat16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return VecF(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16)));
 }
+TORCHFUSE_INLINE bool has_bf16_instruction() {
+  return __atomic_load_n(&bf16_instruction, __ATOMIC_RELAXED);
+}
+/// Returns the nearest bf16 values in the upper halves of 32-bit integers. The lower halves are
+/// unspecified.
+TORCHFUSE_INLINE __m512i rounded_bf16(VecF x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i even = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __m512i sum = _mm512_mask_add_epi32(even, odd, bits, _mm512_set1_epi32(0x8000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  return _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc00000));
+}
 /// The instruction treats denormals as zero, but kernels flush denormals anyway. For every other
-/// encoding, the result equals to_bfloat16().
+/// encoding, the result equals to_bfloat16(), except for NaN payloads. Compilers use the
+/// instruction for the intrinsic only.
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
-  const __m256bh narrow = _mm512_cvtneps_pbh(x.v);
-  memcpy(p, &narrow, sizeof narrow);
+  if (has_bf16_instruction()) {
+    const __m256bh narrow = _mm512_cvtneps_pbh(x.v);
+    memcpy(p, &narrow, sizeof narrow);
+    return;
+  }
+  const __m512i narrow = _mm512_srli_epi32(rounded_bf16(x), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(narrow));
+}
+/// As at the AVX2 level. The instruction is faster than pairs.
+TORCHFUSE_INLINE bool pairs_are_faster(VecF) { return !has_bf16_instruction(); }
+TORCHFUSE_INLINE void load_bf16_pair(const BFloat16* p, VecF& even, VecF& odd) {
+  const __m512i words = _mm512_loadu_si512(p);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  even = VecF(_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)));
+  odd = VecF(_mm512_castsi512_ps(_mm512_and_si512(words, upper)));
+}
+TORCHFUSE_INLINE void store_bf16_pair(BFloat16* p, VecF even, VecF odd) {
+  const __m512i lower = _mm512_srli_epi32(rounded_bf16(even), 16);
+  _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaa, lower, rounded_bf16(odd)));
 }
 TORCHFUSE_INLINE VecF load_split(const BFloat16* param, const std::int16_t* remainder) {
   const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(param));

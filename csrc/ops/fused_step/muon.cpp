@@ -70,12 +70,12 @@ NewtonSchulz settings_of(const kernels::MuonParams& group) {
   return settings;
 }
 
-/// Returns the dtype of the products. bf16 pays only where the hardware multiplies in bf16, which
-/// the AVX-512 level implies.
+/// Returns the dtype of the products. bf16 pays only where the hardware multiplies in bf16.
 at::ScalarType dtype_of_products(const Bucket& bucket, const kernels::MuonParams& group) {
   if (bucket.key.param == kernels::DType::kFloat64) return at::kDouble;
   if (group.ns_float32) return at::kFloat;
-  const bool fast = bucket.key.device.is_cuda() || current_cpu_isa() == kernels::CpuIsa::kAvx512;
+  const bool fast =
+      bucket.key.device.is_cuda() || current_cpu_isa() == kernels::CpuIsa::kAvx512Bf16;
   return group.ns_bfloat16 || fast ? at::kBFloat16 : at::kFloat;
 }
 

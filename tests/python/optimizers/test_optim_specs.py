@@ -220,7 +220,8 @@ def test_twenty_steps_stay_close_to_torch(case: Case, device: str) -> None:
 @every_optimizer
 def test_same_bits_at_every_instruction_level_and_number_of_threads(case: Case, mode: Mode) -> None:
     results = []
-    for level, threads in (("baseline", 1), ("baseline", 3), ("avx2", 2), ("avx512", 1)):
+    levels = (("baseline", 1), ("baseline", 3), ("avx2", 2), ("avx512", 1), ("avx512_bf16", 2))
+    for level, threads in levels:
         try:
             torchfuse._C.set_cpu_isa(level)
         except RuntimeError:  # this processor lacks it
