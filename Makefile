@@ -206,9 +206,8 @@ test-python-quick: build .venv/.requirements
 test-python-whole: programs .venv/.requirements
 	$(PYTEST) $(addprefix --ignore ,$(MACHINERY)) --combinations=all $(PYTEST_ARGS)
 
-# The tools, and the benchmarks' own arithmetic; the benchmarks of kernels compile.
+# The tools, and the benchmarks' own arithmetic.
 test-machinery: programs .venv/.requirements
-	cmake --build $(BUILD) --target torchfuse_bench_kernels
 	$(PYTEST) $(MACHINERY) $(PYTEST_ARGS)
 
 test-doctests: build .venv/.requirements

@@ -37,6 +37,7 @@ SUITES = (
     "rows",
     "peers",
     "scale",
+    "levels",
     "gpu",
 )
 #: --quick skips parameter sets with more elements.

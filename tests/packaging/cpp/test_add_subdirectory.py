@@ -26,7 +26,7 @@ def test_add_subdirectory(checks: str) -> None:
     run_consumer(build / "consumer", TORCH)
 
     cache = (build / "CMakeCache.txt").read_text(encoding="utf-8")
-    for option in ("BUILD_PYTHON", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_BENCHMARKS", "INSTALL"):
+    for option in ("BUILD_PYTHON", "BUILD_TESTS", "BUILD_EXAMPLES", "INSTALL"):
         assert f"TORCHFUSE_{option}:BOOL=OFF" in cache, option
     assert "No tests were found" in run("ctest", "--test-dir", build)
     prefix = WORK / "subdirectory-prefix"
