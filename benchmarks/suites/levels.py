@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from suites import fused_adam, rows, scenarios, sync_batch_norm
-from suites.steps import OURS
+from suites.parameters import load
+from suites.steps import OURS, StepCase, ours
 from torchfuse import _C
+from torchfuse.optimizers import FusedAdam
 
+_BEST = _C.cpu_isa()
 SUBJECT, AGAIN, AVX2, BF16 = "avx512", "avx512, again", "avx2", "avx512_bf16"
 
 
@@ -54,7 +57,9 @@ class LevelCase:
 
         def run_at_level() -> object:
             _C.set_cpu_isa(level)
-            return run()
+            result = run()
+            _C.set_cpu_isa(_BEST)
+            return result
 
         return run_at_level
 
@@ -74,9 +79,18 @@ _NAMES = (
     "layer_norm/bfloat16/4096x1024",
     "cross_entropy/bfloat16/2048x1000",
 )
+#: Parameters and gradients in bf16, and FusedAdam's default for them, states in fp32.
+_WIDE_STATES = tuple(
+    StepCase(f"bf16_wide_states/{name}", load(name), (ours(FusedAdam),), 22, torch.bfloat16)
+    for name in ("large", "resnet50")
+)
+_CANDIDATES: tuple[Any, ...] = (
+    *fused_adam.CASES,
+    *_WIDE_STATES,
+    *scenarios.CASES,
+    *sync_batch_norm.CASES,
+    *rows.CASES,
+)
 CASES = tuple(
-    LevelCase(case)
-    for suite in (fused_adam, scenarios, sync_batch_norm, rows)
-    for case in suite.CASES
-    if case.name in _NAMES
+    LevelCase(case) for case in _CANDIDATES if case.name in _NAMES or case in _WIDE_STATES
 )

@@ -42,6 +42,8 @@ struct Storage {
 using AllFloat64 = Storage<DType::kFloat64, DType::kFloat64, DType::kFloat64, DType::kFloat64>;
 using AllFloat32 = Storage<DType::kFloat32, DType::kFloat32, DType::kFloat32, DType::kFloat32>;
 using AllBFloat16 = Storage<DType::kBFloat16, DType::kBFloat16, DType::kBFloat16, DType::kBFloat16>;
+using BFloat16WideStates =
+    Storage<DType::kBFloat16, DType::kBFloat16, DType::kBFloat16, DType::kFloat32>;
 using BFloat16WithMaster =
     Storage<DType::kFloat32, DType::kBFloat16, DType::kBFloat16, DType::kFloat32>;
 
@@ -234,7 +236,8 @@ TORCHFUSE_INLINE bool update_known(const Operands& operands, std::int64_t begin,
   if constexpr (sizeof(T) == 8)
     return run(AllFloat64());
   else
-    return run(AllFloat32()) || run(AllBFloat16()) || run(BFloat16WithMaster());
+    return run(AllFloat32()) || run(AllBFloat16()) || run(BFloat16WideStates()) ||
+           run(BFloat16WithMaster());
 }
 
 template <class Functor, class T>
