@@ -42,8 +42,9 @@ SUITES = (
 )
 #: --quick skips parameter sets with more elements.
 QUICK_NUMEL = 30_000_000
-#: Streams that measure memory bandwidth: scaling a buffer in place, and copying a buffer.
-IN_PLACE, COPY = "in-place scale", "copy"
+#: Streams that measure memory bandwidth: scaling a buffer in place, copying a buffer, and the dot
+#: product of two buffers.
+IN_PLACE, COPY, READ = "in-place scale", "copy", "read"
 #: Streams move as many bytes as the case, up to this limit per device.
 MOST = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 
@@ -79,6 +80,7 @@ def reference_streams(
     streams: dict[str, Callable[[], object]] = {
         IN_PLACE: lambda: buffer.mul_(1.0),
         COPY: lambda: target.copy_(buffer),
+        READ: lambda: torch.dot(buffer, target),
     }
     return streams, 8 * buffer.numel()
 
@@ -100,7 +102,7 @@ def summary_of(case: Any, samples: dict[str, list[float]], stream_bytes: int) ->
         "bytes": int(case.bytes_per_element * numel),
         "streams": {
             name: stream_bytes / summary[name]["seconds"]["median"] / 1e9
-            for name in (IN_PLACE, COPY)
+            for name in (IN_PLACE, COPY, READ)
         },
         "seconds": {
             name: quartiles(summary[name]["seconds"]) for name in (case.subject, *case.peers)

@@ -67,7 +67,7 @@ def test_a_case_runs_on_tiny_tensors(name: str) -> None:
     assert set(row["ratios"]) == set(row["seconds"]) - {case.subject} == set(case.peers)
     for entry in (*row["seconds"].values(), *row["ratios"].values()):
         assert 0 < entry["q1"] <= entry["median"] <= entry["q3"]
-    assert set(row["streams"]) == {"in-place scale", "copy"}
+    assert set(row["streams"]) == {"in-place scale", "copy", "read"}
     if isinstance(case, MuonCase):
         assert all(0 < groups < 10 for groups in row["extra_memory"].values())
 
@@ -77,12 +77,12 @@ def test_figures_of_a_case_are_those_of_rounds() -> None:
         name="a", subject=OURS, peers=(FUSED,), parameters=TINY, bytes_per_element=28
     )
     samples = {OURS: [1.0, 2.0, 4.0], FUSED: [4.0, 2.0, 8.0]}
-    samples |= {run.IN_PLACE: [2.0] * 3, run.COPY: [4.0] * 3}
+    samples |= {run.IN_PLACE: [2.0] * 3, run.COPY: [4.0] * 3, run.READ: [1.0] * 3}
     row = run.summary_of(case, samples, 8 * 10**9)
     assert row["seconds"][OURS] == {"q1": 1.5, "median": 2.0, "q3": 3.0}
     # The median of 4, 1 and 2; not 4 / 2, the ratio of the medians.
     assert row["ratios"] == {FUSED: {"q1": 1.5, "median": 2.0, "q3": 3.0}}
     samples[FUSED] = [1.0, 6.0, 4.0]
     assert run.summary_of(case, samples, 1)["ratios"][FUSED]["median"] == 1.0
-    assert row["streams"] == {run.IN_PLACE: 4.0, run.COPY: 2.0}
+    assert row["streams"] == {run.IN_PLACE: 4.0, run.COPY: 2.0, run.READ: 8.0}
     assert (row["tensors"], row["numel"], row["bytes"]) == (3, 54, 54 * 28)
