@@ -83,9 +83,9 @@ class FusedMuon(FusedOptimizer):
             weight decay fit. "spectral_unclamped": :math:`\sqrt{r / c}`.
         use_muon (bool | None, default None): Whether a group consists of matrices. False: AdamW
             updates the group. None: see `params`.
-        adamw (Mapping | None, default None): `lr`, `betas`, `eps` and `weight_decay` of the AdamW
-            groups that this class makes. Missing values: `lr`, `betas` and `weight_decay` of this
-            class, and `eps` 1e-8.
+        adamw (Mapping | None, default None): `lr`, `betas`, `eps` and `weight_decay` of groups that
+            AdamW updates, unless the group has the option. Missing values: `lr`, `betas` and
+            `weight_decay` of this class, and `eps` 1e-8.
         betas (tuple[float | Tensor, float | Tensor], default (0.9, 0.999)): AdamW's decay rates.
         polar_express (bool, default False): Use the coefficients of Amsel et al. 2025, which differ
             between iterations and converge to singular values of 1, in the place of
@@ -182,7 +182,7 @@ class FusedMuon(FusedOptimizer):
         """Returns a model's parameters in two groups, for the constructor.
 
         Args:
-            model (torch.nn.Module): Model whose parameters require gradients.
+            model (torch.nn.Module): Model. Frozen parameters are left out.
             adamw (Iterable[str], default ()): Names of further parameters for AdamW, such as the
                 output layer's. A name may contain the wildcards ``*`` and ``?``.
 
@@ -205,6 +205,8 @@ class FusedMuon(FusedOptimizer):
             >>> optimizer = FusedMuon(FusedMuon.split(model), lr=0.02)
         """
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        with_tied = model.named_parameters(remove_duplicate=False)
+        all_names = [(name, p) for name, p in with_tied if p.requires_grad]
         embeddings = {
             id(param)  # several if the weight is parametrized
             for module in model.modules()
@@ -213,15 +215,19 @@ class FusedMuon(FusedOptimizer):
         }
         patterns = [adamw] if isinstance(adamw, str) else list(adamw)
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name, _ in named):
+            if not any(fnmatchcase(name, pattern) for name, _ in all_names):
                 raise ValueError(
                     f"{cls.__name__}.split: expected adamw to name parameters of the model, got "
                     f"{pattern!r}, which matches none. Choose from model.named_parameters()."
                 )
+        chosen = {
+            id(param)
+            for name, param in all_names
+            if any(fnmatchcase(name, pattern) for pattern in patterns)
+        }
         groups: dict[bool, list[tuple[str, Tensor]]] = {True: [], False: []}
         for name, param in named:
-            named_by_user = any(fnmatchcase(name, pattern) for pattern in patterns)
-            matrix = _is_matrix(param) and id(param) not in embeddings and not named_by_user
+            matrix = _is_matrix(param) and id(param) not in embeddings | chosen
             groups[matrix].append((name, param))
         return [{"params": part, "use_muon": key} for key, part in groups.items() if part]
 

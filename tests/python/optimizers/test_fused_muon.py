@@ -410,6 +410,14 @@ def test_split_leaves_vectors_embeddings_and_named_parameters_to_adamw() -> None
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 3e-4]
 
 
+def test_split_finds_a_tied_weight_by_each_of_its_names() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    for name in ("0.weight", "1.weight"):
+        found = names_of_groups(FusedMuon.split(model, adamw=[name]))
+        assert found == {False: ["0.weight", "0.bias", "1.bias"]}
+
+
 @pytest.mark.parametrize("name", ["tail.weight", "frozen.weight", "layers.?"])
 def test_split_refuses_a_name_without_a_parameter(name: str) -> None:
     message = rf"^FusedMuon\.split: expected adamw to name parameters .* got '{name}', which "
