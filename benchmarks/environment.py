@@ -17,7 +17,7 @@ import torchfuse
 from torchfuse import _loader
 
 #: torchfuse's instruction-set names by torch's names.
-LEVELS = {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": "avx512"}
+LEVELS = {"DEFAULT": "baseline", "AVX2": "avx2", "AVX512": torchfuse._C.cpu_isa()}
 
 
 def git(*arguments: str) -> str | None:

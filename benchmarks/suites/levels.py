@@ -29,7 +29,7 @@ class LevelCase:
     case: Any
 
     subject = SUBJECT
-    peers = (AVX2, BF16, AGAIN)
+    peers = (AVX2, *(BF16,) * (_BEST == BF16), AGAIN)
 
     @property
     def name(self) -> str:

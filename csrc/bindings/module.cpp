@@ -54,8 +54,8 @@ PYBIND11_MODULE(_C, module) {
   py::register_local_exception_translator(&bindings::translate_torch_error);
 
   module.def("cpu_isa", &torchfuse::cpu_isa,
-             "Instruction level of the CPU kernels: 'baseline', 'avx2' or 'avx512'; on aarch64 "
-             "'baseline' or 'neon'.");
+             "Instruction level of the CPU kernels: 'baseline', 'avx2', 'avx512' or "
+             "'avx512_bf16'; on aarch64 'baseline' or 'neon'.");
   module.def("set_cpu_isa", &torchfuse::set_cpu_isa, py::arg("name"),
              "Sets the instruction level of the CPU kernels for this process.");
   module.def(

@@ -33,7 +33,8 @@ struct BucketKey {
   static constexpr std::int32_t kWhole = -1;  ///< not sharded
 
   bool operator==(const BucketKey&) const = default;
-  /// Orders buckets of one device, in the same way in all processes.
+  /// Orders buckets of one device, in the same way in all processes whose parameters have the same
+  /// shardings in the same order.
   bool operator<(const BucketKey& other) const {
     const auto parts = [](const BucketKey& key) {
       return std::tie(key.clip_apart, key.sharding, key.param, key.grad, key.states, key.has_master,

@@ -108,10 +108,13 @@ FusedStepOptions FusedOptimizerOf<Options, State>::step_options() const {
   options.check_inside = own.skip_non_finite();
   options.max_grad_norm = own.max_grad_norm();
   if constexpr (requires { own.clip_apart(); }) {
+    bool any = false;  // also without matrices, which another process may have
     for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
       const auto& held = static_cast<const Options&>(group.options());
+      any = any || held.clip_apart();
       options.clip_apart.push_back(held.use_muon() && held.clip_apart());
     }
+    if (!any) options.clip_apart.clear();
   }
   if (own.skip_norm_above().has_value()) options.skip_norm_above = *own.skip_norm_above();
   options.write_back_grads = own.write_back_grads();

@@ -116,9 +116,9 @@ struct FusedStepOptions {
   /// Maximum L2 norm of the unscaled gradients, over all groups and devices. `nullopt` means no
   /// clipping.
   std::optional<double> max_grad_norm;
-  /// One entry per group, or none. Groups with true share a norm, and all other groups share
-  /// another. `max_grad_norm` limits each of these norms. The reported norm and `skip_norm_above`
-  /// use all gradients.
+  /// One entry per group, or none: all groups share one norm. Groups with true share a norm, and
+  /// all other groups share another, also those of other processes. `max_grad_norm` limits each of
+  /// these norms. The reported norm and `skip_norm_above` use all gradients.
   std::vector<bool> clip_apart;
   /// Skip the step if the gradient norm is greater: a number of at least 0, or a 1-element tensor
   /// in fp32 or fp64, which the device reads. Such a skip is no overflow: `found_inf` does not

@@ -43,7 +43,7 @@ const char* name_of(CpuIsa isa);
 extern bool bf16_instruction;
 
 /// Returns `isa`, and sets `bf16_instruction` accordingly. Threads that use different levels at
-/// once still get equal results, except for NaN payloads.
+/// once still get equal results: see store_bf16() of the AVX-512 level for the exceptions.
 inline CpuIsa entered(CpuIsa isa) {
 #if defined(__x86_64__)
   const bool bf16 = isa == CpuIsa::kAvx512Bf16;

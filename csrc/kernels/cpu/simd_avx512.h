@@ -78,9 +78,9 @@ TORCHFUSE_INLINE __m512i rounded_bf16(VecF x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
   return _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc00000));
 }
-/// The instruction treats denormals as zero, but kernels flush denormals anyway. For every other
-/// encoding, the result equals to_bfloat16(), except for NaN payloads. Compilers use the
-/// instruction for the intrinsic only.
+/// The instruction keeps NaN payloads and treats denormals as zero. Otherwise the result equals
+/// to_bfloat16(). Kernels flush denormals anyway, except for gradients that batch normalization
+/// passes to a residual unchanged. Compilers use the instruction for the intrinsic only.
 TORCHFUSE_INLINE void store_bf16(BFloat16* p, VecF x) {
   if (has_bf16_instruction()) {
     const __m256bh narrow = _mm512_cvtneps_pbh(x.v);

@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -23,8 +22,7 @@ bool FusedStepOptions::writes_grads() const {
 }
 
 bool FusedStepOptions::clips_apart() const {
-  const bool any = std::find(clip_apart.begin(), clip_apart.end(), true) != clip_apart.end();
-  return any && max_grad_norm.has_value();
+  return !clip_apart.empty() && max_grad_norm.has_value();
 }
 
 struct FusedStep::Impl {

@@ -356,6 +356,9 @@ class FusedMuon(FusedOptimizer):
         return super()._hyper_params(index, native, in_step)
 
     def _clip_apart(self) -> list[bool]:
+        if not any(group.get("clip_apart") for group in self.param_groups):
+            return []
+        # Also without matrices, which another process may have.
         return [group["use_muon"] and group.get("clip_apart", False) for group in self.param_groups]
 
     def _check_new_group(self, index: int, group: dict[str, Any]) -> None:
