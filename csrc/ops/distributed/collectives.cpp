@@ -44,24 +44,12 @@ at::Tensor where_group_sends(const c10d::ProcessGroup& group, const at::Tensor& 
   return taken || devices.empty() ? tensor : tensor.to(c10::Device(devices.front().type()));
 }
 
-/// Gathers all ranks' tensors as rows, in rank order.
-at::Tensor gather(c10d::ProcessGroup& group, const at::Tensor& tensor, const std::string& caller) {
-  // Gloo accepts only flat tensors.
-  at::Tensor all = at::empty({group.getSize() * tensor.numel()}, tensor.options());
-  at::Tensor own = tensor.view({-1});
-  c10d::AllgatherOptions options;
-  options.asyncOp = false;
-  const auto backend = group.getBackend(tensor.device().type());
-  ops::run_collective(group, caller, [&] { return backend->_allgather_base(all, own, options); });
-  return all.view({group.getSize(), tensor.numel()});
-}
-
 void all_reduce_sum_impl(const at::Tensor& tensor, c10::string_view group_name,
                          c10::string_view caller_name, bool deterministic) {
   const std::string caller(caller_name);
   const auto group = ops::find_group(std::string(group_name), caller);
   if (deterministic) {
-    const at::Tensor rows = gather(*group, tensor, caller);
+    const at::Tensor rows = ops::all_gather(*group, tensor, caller);
     at::Tensor sum = tensor.view({-1});
     sum.copy_(rows[0]);
     for (std::int64_t rank = 1; rank < group->getSize(); ++rank) sum.add_(rows[rank]);
@@ -110,7 +98,7 @@ void check_same_in_all_ranks(const std::vector<std::string>& names,
               names.size(), ", got ", values.size(), ".");
   const auto process_group = ops::find_group(group, caller);
   const at::Tensor own = at::tensor(values, at::kLong).to(device);
-  const at::Tensor rows = gather(*process_group, own, caller).cpu();
+  const at::Tensor rows = ops::all_gather(*process_group, own, caller).cpu();
   const auto table = rows.accessor<std::int64_t, 2>();
   for (std::size_t i = 0; i < names.size(); ++i) {
     std::ostringstream seen;

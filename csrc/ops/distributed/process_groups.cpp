@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ops/distributed/process_groups.h"
 
+#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <torchfuse/missing_ranks.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -37,6 +38,18 @@ void run_collective(c10d::ProcessGroup& group, const std::string& caller,
   } catch (const std::exception& error) {
     fail_collective(group, caller, error);
   }
+}
+
+at::Tensor all_gather(c10d::ProcessGroup& group, const at::Tensor& tensor,
+                      const std::string& caller) {
+  // Gloo accepts only flat tensors.
+  at::Tensor all = at::empty({group.getSize() * tensor.numel()}, tensor.options());
+  at::Tensor own = tensor.view({-1});
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  const auto backend = group.getBackend(tensor.device().type());
+  run_collective(group, caller, [&] { return backend->_allgather_base(all, own, options); });
+  return all.view({group.getSize(), tensor.numel()});
 }
 
 }  // namespace torchfuse::ops

@@ -2,6 +2,7 @@
 // Finds process groups by name, and runs collectives whose errors name the missing ranks.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <exception>
@@ -29,5 +30,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> find_group(const std::string& name,
 /// stream, and no wait is needed.
 void run_collective(c10d::ProcessGroup& group, const std::string& caller,
                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+
+/// Gathers all ranks' tensors, which have equally many elements, as rows in rank order.
+at::Tensor all_gather(c10d::ProcessGroup& group, const at::Tensor& tensor,
+                      const std::string& caller);
 
 }  // namespace torchfuse::ops

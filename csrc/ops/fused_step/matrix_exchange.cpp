@@ -82,16 +82,16 @@ void MatrixExchange::learn_shards(const std::vector<ShardedMatrix>& matrices,
   static_assert(std::is_trivially_copyable_v<ShardedMatrix>);
   const auto options = at::TensorOptions().dtype(at::kLong);
   const auto count = static_cast<std::int64_t>(matrices.size());
-  const at::Tensor counts = all_gather(at::full({1}, count, options), device);
+  const at::Tensor numbers = gathered(at::full({1}, count, options), device);
+  const auto* counts = numbers.const_data_ptr<std::int64_t>();
   for (std::size_t rank = 0; rank < size_; ++rank) {
-    const std::int64_t first = counts[0].item<std::int64_t>();
-    const auto other = counts[static_cast<std::int64_t>(rank)].item<std::int64_t>();
-    if (other != first) fail_order(c10::str(first, " parameters"), c10::str(other), rank);
+    if (counts[rank] == counts[0]) continue;
+    fail_order(c10::str(counts[0], " parameters"), c10::str(counts[rank]), rank);
   }
   const at::Tensor own =
       at::empty({count * static_cast<std::int64_t>(sizeof(ShardedMatrix) / 8)}, options);
   std::memcpy(own.mutable_data_ptr(), matrices.data(), own.nbytes());
-  const at::Tensor all = all_gather(own, device);
+  const at::Tensor all = gathered(own, device);
   const auto* next = static_cast<const ShardedMatrix*>(all.const_data_ptr());
   shards_.assign(size_, {});
   for (std::size_t rank = 0; rank < size_; ++rank) {
@@ -104,16 +104,9 @@ void MatrixExchange::learn_shards(const std::vector<ShardedMatrix>& matrices,
 }
 
 /// Returns all ranks' numbers, on the CPU. A collective.
-at::Tensor MatrixExchange::all_gather(const at::Tensor& own, const c10::Device& device) const {
+at::Tensor MatrixExchange::gathered(const at::Tensor& own, const c10::Device& device) const {
   if (size_ == 1) return own;
-  at::Tensor mine = own.to(device);
-  at::Tensor all = at::empty({static_cast<std::int64_t>(size_) * own.numel()}, mine.options());
-  c10d::AllgatherOptions options;
-  options.asyncOp = false;
-  const auto group = find_group(group_, caller_);
-  const auto backend = group->getBackend(device.type());
-  run_collective(*group, caller_, [&] { return backend->_allgather_base(all, mine, options); });
-  return all.cpu();
+  return all_gather(*find_group(group_, caller_), own.to(device), caller_).cpu();
 }
 
 void MatrixExchange::fail_order(const std::string& first, const std::string& other,

@@ -88,7 +88,7 @@ class MatrixExchange {
 
   void choose_owners(const std::vector<ShardedMatrix>& matrices);
   void learn_shards(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
-  at::Tensor all_gather(const at::Tensor& own, const c10::Device& device) const;
+  at::Tensor gathered(const at::Tensor& own, const c10::Device& device) const;
   [[noreturn]] void fail_order(const std::string& first, const std::string& other,
                                std::size_t rank) const;
   bool sends(std::size_t rank, std::size_t matrix) const;

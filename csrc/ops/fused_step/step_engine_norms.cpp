@@ -152,15 +152,11 @@ std::vector<at::Tensor> StepEngine::sums_of_shardings(bool apart) const {
     if (!work.takes_part) continue;
     const std::int64_t others = work.num_sums - work.num_apart;
     const kernels::NormPartial* partials = work.sums_ptr() + (apart ? others : 0);
-    auto bucket = std::find_if(work.buckets.begin(), work.buckets.end(),
-                               [&](const Bucket* one) { return one->key.clip_apart == apart; });
     for (const std::int32_t sharding : work.shardings) {
       std::int64_t count = 0;
-      const auto belongs = [&](const Bucket* one) {
-        return one->key.clip_apart == apart && one->key.sharding == sharding;
-      };
-      for (; bucket != work.buckets.end() && belongs(*bucket); ++bucket) {
-        count += (*bucket)->num_sums();
+      for (const Bucket* bucket : work.buckets) {
+        const BucketKey& key = bucket->key;
+        if (key.clip_apart == apart && key.sharding == sharding) count += bucket->num_sums();
       }
       sums.push_back(sum_partials(work.device, partials, count));
       if (sharding != BucketKey::kWhole) sum_over_shards(sums.back(), shardings_[sharding].groups);
