@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
+#include <tuple>
 #include <unordered_map>
 
 namespace torchfuse::bindings {
@@ -66,7 +67,7 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
                        const std::vector<bool>& stochastic,
                        const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
                        const std::vector<std::array<std::int64_t, 3>>& numbers,
-                       const std::vector<std::string>& exchange_groups) {
+                       const std::vector<std::pair<std::string, std::string>>& exchanges) {
   std::unordered_map<PyObject*, std::int64_t> place_of;
   for (const auto& [key, value] : owner) {
     place_of.emplace(key.ptr(), static_cast<std::int64_t>(place_of.size()));
@@ -106,8 +107,8 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
       if (index < numbers.size()) {
         made.numbers = {numbers[index][0], numbers[index][1], numbers[index][2]};
       }
-      if (index < exchange_groups.size() && !exchange_groups[index].empty()) {
-        made.exchange_group = exchange_groups[index];
+      if (index < exchanges.size() && !exchanges[index].first.empty()) {
+        std::tie(made.exchange_group, made.name) = exchanges[index];
         made.whole_sizes = py::cast<std::vector<std::int64_t>>(param.attr("shape"));
       }
     }

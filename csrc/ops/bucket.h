@@ -49,6 +49,7 @@ struct TensorLayout {
   c10::IntArrayRef sizes;
   c10::IntArrayRef strides;
   std::int64_t index = 0;  ///< the parameter's number, equal in all processes
+  std::int64_t name = 0;   ///< checksum of a sharded parameter's name; 0: unknown
 };
 
 struct Bucket {

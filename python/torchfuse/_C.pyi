@@ -54,7 +54,7 @@ class FusedStep:
         stochastic: list[bool] = [],
         shard_groups: list[list[str] | None] = [],
         numbers: list[tuple[int, int, int]] = [],
-        exchange_groups: list[str] = [],
+        exchanges: list[tuple[str, str]] = [],
     ) -> None:
         """Replaces the plan. After an error the previous plan remains.
 
@@ -66,8 +66,8 @@ class FusedStep:
                 plain tensors.
             numbers: First index, run length (0: one run) and distance between runs in the full
                 tensor, per parameter.
-            exchange_groups: Name of the process group that exchanges a sharded matrix of FusedMuon,
-                per parameter; empty for other parameters.
+            exchanges: Name of the process group that exchanges a sharded matrix of FusedMuon, per
+                parameter, and the parameter's name, which processes compare. Both empty: none.
         """
 
     def step(

@@ -24,7 +24,7 @@ at::Tensor view_of(const at::Tensor& whole, std::int64_t first, std::int64_t run
   return whole.as_strided({numel / run, run}, {stride, 1}, whole.storage_offset() + first);
 }
 
-const char* name_of(std::int64_t dtype) {
+const char* dtype_name(std::int64_t dtype) {
   constexpr const char* kNames[] = {"float32", "float16", "bfloat16", "float64"};
   return kNames[dtype];
 }
@@ -38,8 +38,10 @@ bool ShardedMatrix::same_matrix(ShardedMatrix other) const {
 
 std::string ShardedMatrix::text() const {
   const std::string stack = count == 1 ? "" : std::to_string(count) + " x ";
-  return c10::str("parameter ", index, " (", stack, rows, " x ", columns, " in ", name_of(dtype),
-                  ", ", iterations, " iterations in ", name_of(products), ")");
+  const std::string named =
+      name == 0 ? "" : c10::str(", a name with the checksum ", static_cast<std::uint64_t>(name));
+  return c10::str("parameter ", index, " (", stack, rows, " x ", columns, " in ", dtype_name(dtype),
+                  ", ", iterations, " iterations in ", dtype_name(products), named, ")");
 }
 
 double ShardedMatrix::cost() const {

@@ -34,6 +34,7 @@ struct MatrixShard {
 /// other. Everything but the shard must be equal on all ranks.
 struct ShardedMatrix {
   std::int64_t index;     ///< the parameter's number
+  std::int64_t name;      ///< checksum of the parameter's name; 0: unknown
   std::int64_t dtype;     ///< the parameter's kernels::DType
   std::int64_t products;  ///< kernels::DType of the products
   std::int64_t count;     ///< number of matrices, each with `rows` and `columns`
@@ -60,7 +61,7 @@ class MatrixExchange {
   /// Chooses owners, and learns the other ranks' shards if the matrices are not those of the last
   /// call, which all ranks must notice together. Two collectives then, after which the host waits
   /// for the device. Throws on all ranks if they do not list the same matrices in the same order.
-  /// Ranks cannot tell whether matrices of one shape are in the same order.
+  /// Ranks notice another order of matrices with one shape by the parameters' names only.
   void plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device);
 
   /// Returns the indices of the matrices that this rank owns.

@@ -89,10 +89,16 @@ struct Written {
 /// The properties that a slot's tensors must have for a step to use the plan, and where the last
 /// step found the tensors. See Note [A plan holds no tensor].
 struct PlannedSlot {
+  /// A sharded matrix as a whole.
+  struct Whole {
+    Layout layout;
+    std::int64_t name = 0;  ///< checksum of the parameter's name; 0: unknown
+  };
+
   kernels::TensorRow row;  ///< contains the addresses of the last step's tensors
   BucketKey key;
-  Layout layout;                  ///< shared by parameter, states, master and average
-  std::unique_ptr<Layout> whole;  ///< layout of a sharded matrix as a whole; null: `layout`
+  Layout layout;                 ///< shared by parameter, states, master and average
+  std::unique_ptr<Whole> whole;  ///< null: not a sharded matrix
   PlannedTensor param;
   PlannedTensor states[SlotTensors::kMaxStates];
   PlannedTensor master;
@@ -112,7 +118,7 @@ struct PlannedSlot {
   bool accept(const SlotTensors& tensors, std::size_t num_states, std::size_t num_elementwise);
 
   /// Returns the layout of the parameter as a whole.
-  const Layout& whole_layout() const { return whole == nullptr ? layout : *whole; }
+  const Layout& whole_layout() const { return whole == nullptr ? layout : whole->layout; }
 
  private:
   bool take_operand(const PlannedTensor& like, c10::TensorImpl* tensor, void*& address,

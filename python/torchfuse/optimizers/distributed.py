@@ -70,13 +70,22 @@ def shard_groups(param: Tensor) -> list[str] | None:
     ]
 
 
-def exchange_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns, for each parameter, the group over which FusedMuon exchanges a sharded matrix."""
+def exchanges(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Returns, for each parameter, the group over which FusedMuon exchanges it, and its name.
+
+    The group is empty for parameters that are not exchanged, the name for parameters without one.
+    """
     return [
-        _exchange_group(param) if group.get("use_muon") else ""
+        (_exchange_group(param) if group.get("use_muon") else "", name)
         for group in groups
-        for param in group["params"]
+        for param, name in zip(group["params"], _names(group), strict=True)
     ]
+
+
+def _names(group: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the parameters' names, which are empty if the group lists none or too few."""
+    names: Sequence[str] = group.get("param_names", ())
+    return names if len(names) == len(group["params"]) else [""] * len(group["params"])
 
 
 def _exchange_group(param: Tensor) -> str:

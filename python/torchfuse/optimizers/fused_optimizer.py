@@ -289,7 +289,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             [bool(group.get("stochastic_rounding")) for group in groups],
             [distributed.shard_groups(param) for group in groups for param in group["params"]],
             whole_numbers,
-            distributed.exchange_groups(groups),
+            distributed.exchanges(groups),
         )
         self._planned_for = needed
 

@@ -6,6 +6,7 @@ What every optimizer does with DTensors is in test_dtensor.py and test_fsdp.py.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,26 @@ def test_other_matrices_on_a_rank_are_an_error_before_anything_changes(tmp_path:
         assert corrected == "nothing"
         assert "got parameter 2 (9 x 5" in gradients
         assert "on rank 0 and parameter 0 (9 x 5" in gradients
+
+
+def message_of_swapped_names(rank: int) -> str:
+    """Lists two named matrices of one shape in another order on rank 1."""
+    mesh = init_device_mesh("cpu", (2,))
+    named = [
+        (name, torch.nn.Parameter(distribute_tensor(torch.ones(9, 5), mesh, [Shard(0)])))
+        for name in ("query", "key")
+    ]
+    optimizer = FusedMuon(named[::-1] if rank == 1 else named)
+    for _, param in named:
+        param.grad = torch.ones_like(param)
+    return message_of(optimizer.step)
+
+
+def test_names_show_that_ranks_swap_matrices_of_one_shape(tmp_path: Path) -> None:
+    cases = {"names": message_of_swapped_names}
+    for message in run_cases(tmp_path, 2, cases)["names"]:
+        assert re.search(
+            r"got parameter 0 \(9 x 5 in .*, a name with the checksum \d+\) on rank 0 and "
+            r"parameter 0 \(9 x 5 in .*, a name with the checksum \d+\) on rank 1",
+            message,
+        )
