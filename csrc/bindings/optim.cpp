@@ -71,7 +71,7 @@ void bind_optim(py::module_& module) {
            py::arg("stochastic") = std::vector<bool>(),
            py::arg("shard_groups") = std::vector<std::optional<std::vector<std::string>>>(),
            py::arg("numbers") = std::vector<std::array<std::int64_t, 3>>(),
-           py::arg("exchanges") = std::vector<std::pair<std::string, std::string>>())
+           py::arg("exchanges") = std::vector<std::pair<std::string, std::int64_t>>())
       .def(
           "step",
           [](PyFusedStep& self, const py::list& param_lists, const py::dict& owner,

@@ -67,7 +67,7 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
                        const std::vector<bool>& stochastic,
                        const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
                        const std::vector<std::array<std::int64_t, 3>>& numbers,
-                       const std::vector<std::pair<std::string, std::string>>& exchanges) {
+                       const std::vector<std::pair<std::string, std::int64_t>>& exchanges) {
   std::unordered_map<PyObject*, std::int64_t> place_of;
   for (const auto& [key, value] : owner) {
     place_of.emplace(key.ptr(), static_cast<std::int64_t>(place_of.size()));
@@ -108,7 +108,7 @@ void PyFusedStep::plan(const py::list& param_lists, const py::dict& owner,
         made.numbers = {numbers[index][0], numbers[index][1], numbers[index][2]};
       }
       if (index < exchanges.size() && !exchanges[index].first.empty()) {
-        std::tie(made.exchange_group, made.name) = exchanges[index];
+        std::tie(made.exchange_group, made.name_checksum) = exchanges[index];
         made.whole_sizes = py::cast<std::vector<std::int64_t>>(param.attr("shape"));
       }
     }

@@ -103,7 +103,7 @@ class PyFusedStep {
   void plan(const py::list& param_lists, const py::dict& owner, const std::vector<bool>& stochastic,
             const std::vector<std::optional<std::vector<std::string>>>& shard_groups,
             const std::vector<std::array<std::int64_t, 3>>& numbers,
-            const std::vector<std::pair<std::string, std::string>>& exchanges);
+            const std::vector<std::pair<std::string, std::int64_t>>& exchanges);
   bool step(const py::list& param_lists, const py::dict& owner, const py::list& groups,
             const FusedStepOptions& options);
 

@@ -48,8 +48,8 @@ struct BucketKey {
 struct TensorLayout {
   c10::IntArrayRef sizes;
   c10::IntArrayRef strides;
-  std::int64_t index = 0;  ///< the parameter's number, equal in all processes
-  std::int64_t name = 0;   ///< checksum of a sharded parameter's name; 0: unknown
+  std::int64_t index = 0;          ///< the parameter's number, equal in all processes
+  std::int64_t name_checksum = 0;  ///< of a sharded parameter; 0: unknown
 };
 
 struct Bucket {

@@ -54,7 +54,7 @@ class FusedStep:
         stochastic: list[bool] = [],
         shard_groups: list[list[str] | None] = [],
         numbers: list[tuple[int, int, int]] = [],
-        exchanges: list[tuple[str, str]] = [],
+        exchanges: list[tuple[str, int]] = [],
     ) -> None:
         """Replaces the plan. After an error the previous plan remains.
 
@@ -67,7 +67,8 @@ class FusedStep:
             numbers: First index, run length (0: one run) and distance between runs in the full
                 tensor, per parameter.
             exchanges: Name of the process group that exchanges a sharded matrix of FusedMuon, per
-                parameter, and the parameter's name, which processes compare. Both empty: none.
+                parameter, and a checksum of the parameter's name. Empty for other parameters; 0 for
+                parameters without a name.
         """
 
     def step(

@@ -65,9 +65,9 @@ struct FusedSlot {
   /// Muon: name of the process group, with every process that has a shard, over which a sharded
   /// parameter's matrices are exchanged.
   std::string exchange_group;
-  /// Muon: the parameter's name. Processes that exchange matrices compare names, so that they
-  /// notice if they list matrices of one shape in different orders. Empty: unknown.
-  std::string name;
+  /// Muon: checksum of the parameter's name, by which processes that exchange matrices notice that
+  /// they list matrices of one shape in different orders. 0: unknown.
+  std::int64_t name_checksum = 0;
 };
 
 /// Borrowed pointers to a slot's tensors, valid for a single step. Null: no such tensor.

@@ -32,16 +32,20 @@ const char* dtype_name(std::int64_t dtype) {
 }  // namespace
 
 bool ShardedMatrix::same_matrix(ShardedMatrix other) const {
+  other.name_checksum = name_checksum;
   other.shard = shard;
   return *this == other;
 }
 
+bool ShardedMatrix::may_have_name_of(const ShardedMatrix& other) const {
+  const bool known = name_checksum != 0 && other.name_checksum != 0;
+  return !known || name_checksum == other.name_checksum;
+}
+
 std::string ShardedMatrix::text() const {
   const std::string stack = count == 1 ? "" : std::to_string(count) + " x ";
-  const std::string named =
-      name == 0 ? "" : c10::str(", a name with the checksum ", static_cast<std::uint64_t>(name));
   return c10::str("parameter ", index, " (", stack, rows, " x ", columns, " in ", dtype_name(dtype),
-                  ", ", iterations, " iterations in ", dtype_name(products), named, ")");
+                  ", ", iterations, " iterations in ", dtype_name(products), ")");
 }
 
 double ShardedMatrix::cost() const {
@@ -51,8 +55,12 @@ double ShardedMatrix::cost() const {
 }
 
 void MatrixExchange::plan(const std::vector<ShardedMatrix>& matrices, const c10::Device& device) {
-  // This rank's shards may be equal, or empty, in steps of different matrices.
-  if (matrices == matrices_) return;
+  // This rank's shards may be equal, or empty, in steps of different matrices. Names may change on
+  // some ranks only, so another name is no reason for collectives.
+  const auto same = [](const ShardedMatrix& a, const ShardedMatrix& b) {
+    return a.same_matrix(b) && a.shard == b.shard;
+  };
+  if (std::ranges::equal(matrices, matrices_, same)) return;
   const auto group = find_group(group_, caller_);
   rank_ = static_cast<std::size_t>(group->getRank());
   size_ = static_cast<std::size_t>(group->getSize());
@@ -100,6 +108,7 @@ void MatrixExchange::learn_shards(const std::vector<ShardedMatrix>& matrices,
     for (std::size_t i = 0; i < matrices.size(); ++i, ++next) {
       const ShardedMatrix& first = *(next - rank * matrices.size());
       if (!next->same_matrix(first)) fail_order(first.text(), next->text(), rank);
+      if (!next->may_have_name_of(first)) fail_order(first.text(), "one with another name", rank);
       shards_[rank].push_back(next->shard);
     }
   }

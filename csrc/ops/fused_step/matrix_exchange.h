@@ -31,20 +31,23 @@ struct MatrixShard {
 };
 
 /// A parameter that consists of matrices, of which this rank has a shard. Ranks send this to each
-/// other. Everything but the shard must be equal on all ranks.
+/// other. Everything but the shard must be equal on all ranks. Names are compared if both are
+/// known.
 struct ShardedMatrix {
-  std::int64_t index;     ///< the parameter's number
-  std::int64_t name;      ///< checksum of the parameter's name; 0: unknown
-  std::int64_t dtype;     ///< the parameter's kernels::DType
-  std::int64_t products;  ///< kernels::DType of the products
-  std::int64_t count;     ///< number of matrices, each with `rows` and `columns`
+  std::int64_t index;          ///< the parameter's number
+  std::int64_t name_checksum;  ///< 0: unknown
+  std::int64_t dtype;          ///< the parameter's kernels::DType
+  std::int64_t products;       ///< kernels::DType of the products
+  std::int64_t count;          ///< number of matrices, each with `rows` and `columns`
   std::int64_t rows;
   std::int64_t columns;
   std::int64_t iterations;
   MatrixShard shard;
 
   bool operator==(const ShardedMatrix&) const = default;
+  /// Compares everything but name and shard.
   bool same_matrix(ShardedMatrix other) const;
+  bool may_have_name_of(const ShardedMatrix& other) const;
   std::string text() const;
   /// Returns the number of multiplications.
   double cost() const;

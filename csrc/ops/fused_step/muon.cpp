@@ -423,7 +423,7 @@ void plan_muon_exchanges(const char* caller, const Bucket& bucket,
       const kernels::TensorRow& row = bucket.rows[index];
       const Matrices shape(bucket.layouts[index], groups[row.group]);
       matrices.push_back({bucket.layouts[index].index,
-                          bucket.layouts[index].name,
+                          bucket.layouts[index].name_checksum,
                           static_cast<std::int64_t>(bucket.key.param),
                           static_cast<std::int64_t>(kernel_type(dtype)),
                           shape.count,

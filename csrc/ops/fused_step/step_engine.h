@@ -92,7 +92,7 @@ struct PlannedSlot {
   /// A sharded matrix as a whole.
   struct Whole {
     Layout layout;
-    std::int64_t name = 0;  ///< checksum of the parameter's name; 0: unknown
+    std::int64_t name_checksum = 0;
   };
 
   kernels::TensorRow row;  ///< contains the addresses of the last step's tensors

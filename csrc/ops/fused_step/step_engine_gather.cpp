@@ -248,7 +248,7 @@ void StepEngine::add_row(std::size_t index, const FusedStepOptions& options,
     target.bucket->add(planned.row);
     if (has_layouts_) {
       const Layout& whole = planned.whole_layout();
-      const std::int64_t name = planned.whole == nullptr ? 0 : planned.whole->name;
+      const std::int64_t name = planned.whole == nullptr ? 0 : planned.whole->name_checksum;
       target.bucket->layouts.push_back({whole.sizes, whole.strides, planned.row.index, name});
     }
   }

@@ -10,7 +10,6 @@
 // changed. If a tensor does not match, the owner plans again. A new tensor at a deleted tensor's
 // address is judged by its own properties. The only thing that a plan holds, weakly, is the storage
 // in which a step left a parameter with a master: see Written.
-#include <c10/util/ConstexprCrc.h>
 #include <c10/util/Exception.h>
 #include <c10/util/strides.h>
 
@@ -89,8 +88,7 @@ PlannedSlot StepEngine::check_slot(std::size_t index, const FusedSlot& slot) {
     whole.sizes = slot.whole_sizes;
     whole.strides = slot.whole_strides.empty() ? c10::contiguous_strides(slot.whole_sizes)
                                                : c10::DimVector(slot.whole_strides);
-    const c10::util::crc64_t checksum = c10::util::crc64(slot.name.data(), slot.name.size());
-    planned.whole->name = static_cast<std::int64_t>(checksum.checksum());
+    planned.whole->name_checksum = slot.name_checksum;
   }
   planned.param = PlannedTensor(param);
   planned.row.numel = param.numel();

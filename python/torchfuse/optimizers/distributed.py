@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -70,22 +71,26 @@ def shard_groups(param: Tensor) -> list[str] | None:
     ]
 
 
-def exchanges(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns, for each parameter, the group over which FusedMuon exchanges it, and its name.
+def exchanges(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """Returns the group over which FusedMuon exchanges each parameter, and its name's checksum.
 
-    The group is empty for parameters that are not exchanged, the name for parameters without one.
+    The group is empty for a parameter that is not exchanged. The checksum is 0 without a name.
     """
     return [
-        (_exchange_group(param) if group.get("use_muon") else "", name)
+        (_exchange_group(param), zlib.crc32(name.encode(errors="replace")))
+        if group.get("use_muon")
+        else ("", 0)
         for group in groups
         for param, name in zip(group["params"], _names(group), strict=True)
     ]
 
 
-def _names(group: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the parameters' names, which are empty if the group lists none or too few."""
-    names: Sequence[str] = group.get("param_names", ())
-    return names if len(names) == len(group["params"]) else [""] * len(group["params"])
+def _names(group: Mapping[str, Any]) -> list[str]:
+    """Returns the parameters' names, which are empty if the group has none."""
+    names, count = group.get("param_names"), len(group["params"])
+    if not isinstance(names, list) or len(names) != count:
+        return [""] * count
+    return [name if isinstance(name, str) else "" for name in names]
 
 
 def _exchange_group(param: Tensor) -> str:

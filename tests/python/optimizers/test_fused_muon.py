@@ -506,6 +506,17 @@ def test_a_copy_still_divides_the_groups_that_it_gets() -> None:
     assert [group["lr"] for group in copied.param_groups if not group["use_muon"]] == [1e-4, 1e-4]
 
 
+def test_names_of_any_type_are_accepted() -> None:
+    params = make_params(SHAPES)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer = FusedMuon([(str(i), param) for i, param in enumerate(params)])
+    for names in (list(range(len(params))), None, ["\ud800"] * len(params)):
+        optimizer.param_groups[0]["param_names"] = names
+        optimizer.param_groups[0]["params"] = list(optimizer.param_groups[0]["params"])
+        optimizer.step()
+
+
 def test_a_dispatch_mode_around_the_step_changes_nothing() -> None:
     found = []
     for mode in (FakeTensorMode(), contextlib.nullcontext()):
