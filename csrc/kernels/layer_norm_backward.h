@@ -22,8 +22,9 @@ struct LayerNormBackwardArgs {
   void* grad_input = nullptr;
   ChannelOutput grad_weight;
   ChannelOutput grad_bias;
-  void* terms = nullptr;     ///< CPU: room for kLayerNormBackwardTerms rows of padded_columns()
-  void* partials = nullptr;  ///< layer_norm_partials(), in the compute type; null: no sums
+  void* terms = nullptr;  ///< CPU: room for kLayerNormBackwardTerms rows of padded_columns()
+  /// layer_norm_partials() or layer_norm_partials_cuda(), in the compute type; null: no sums.
+  void* partials = nullptr;
 };
 
 /// Rows per item. An item sums the gradients of weight and bias in the compute type. The items'
@@ -39,6 +40,19 @@ TORCHFUSE_HOST_DEVICE constexpr std::int64_t layer_norm_partials(const LayerNorm
   return layer_norm_items(shape) * 2 * padded_columns(shape.columns);
 }
 
+/// Slices of rows on CUDA, at most: a block of every kernel that keeps its rows in registers. Rows
+/// of more columns have no more slices than items.
+constexpr std::int64_t kLayerNormSlices = 512;
+constexpr std::int64_t kLayerNormSliceColumns = 4096;
+
+/// Number of partial sums on CUDA.
+constexpr std::int64_t layer_norm_partials_cuda(const LayerNormShape& shape) {
+  const std::int64_t most = shape.columns <= kLayerNormSliceColumns ? shape.rows : 0;
+  const std::int64_t kept = most < kLayerNormSlices ? most : kLayerNormSlices;
+  const std::int64_t items = layer_norm_items(shape);
+  return (kept > items ? kept : items) * 2 * padded_columns(shape.columns);
+}
+
 void layer_norm_backward_terms_cpu(const LayerNormBackwardArgs& args);
 /// Computes items [begin, end): rows of the input's gradient, and partial sums.
 void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std::int64_t begin,
@@ -47,7 +61,7 @@ void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std:
 void layer_norm_backward_sum_cpu(const LayerNormBackwardArgs& args, std::int64_t begin,
                                  std::int64_t end);
 
-/// One launch for the input's gradient, two for the sums. Does not use args.terms.
+/// Two launches, or three for long rows; one without sums. Does not use args.terms.
 Status layer_norm_backward_cuda(const LayerNormBackwardArgs& args, int multiprocessors,
                                 Stream stream);
 

@@ -8,36 +8,64 @@ namespace torchfuse::kernels {
 namespace cuda {
 namespace {
 
-template <class S, class O, bool kFromOutput>
-Status launch_grad_input(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream) {
-  return launch_rows<S, kBackwardKept, kBackwardBlocks<S, O>>(
-      layer_norm_grad_input_kernel<S, O, kFromOutput, kRowWarpThreads>,
-      layer_norm_grad_input_kernel<S, O, kFromOutput, kRowThreads>, args, args.shape.columns,
-      multiprocessors, stream, "launch of layer_norm_grad_input_kernel");
+/// Launches the kernel for rows, if there is something to compute. Sets the number of slices of
+/// partial sums that it writes: none if rows do not fit a block's registers.
+template <class S, class O, bool kFromOutput, bool kAligned>
+Status launch_rows_backward(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream,
+                            std::int64_t& slices) {
+  static_assert(kFittingColumns<S, kBackwardKept, kRowThreads> <= kLayerNormSliceColumns);
+  const std::int64_t columns = args.shape.columns;
+  const bool warp = columns <= kFittingColumns<S, kBackwardKept, kRowWarpThreads>;
+  const bool fits = columns <= kFittingColumns<S, kBackwardKept, kRowThreads>;
+  slices = 0;
+  if (args.grad_input == nullptr && (!fits || args.partials == nullptr)) return Status{};
+  const auto kernel =
+      warp   ? layer_norm_backward_kernel<S, O, kFromOutput, kRowWarpThreads, true, kAligned>
+      : fits ? layer_norm_backward_kernel<S, O, kFromOutput, kRowThreads, true, kAligned>
+             : layer_norm_backward_kernel<S, O, kFromOutput, kRowThreads, false, kAligned>;
+  // A slice is as large as one row. With four rows per block, slices are a small part of the data.
+  constexpr std::uint32_t kRowsPerSlice = 4;
+  const std::uint32_t rows = warp                       ? RowTeam<kRowWarpThreads>::kTeams
+                             : args.partials == nullptr ? 1
+                                                        : kRowsPerSlice;
+  std::uint32_t blocks = row_blocks(args.shape.rows, rows, multiprocessors, kBackwardBlocks);
+  if (blocks > kLayerNormSlices) blocks = kLayerNormSlices;
+  if (fits) slices = blocks;
+  return launch(kernel, args, blocks, kRowThreads, stream, "launch of layer_norm_backward_kernel");
 }
 
 /// Splits rows into enough slices for two blocks per multiprocessor, but no more than `partials`
 /// has room for.
-template <class S, class O, bool kFromOutput>
-Status launch_column_sums(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream) {
-  constexpr std::uint32_t kMostLanes = 32;
-  const std::int64_t vectors = (args.shape.columns + kRowVec<S> - 1) / kRowVec<S>;
+template <class S, class O, bool kFromOutput, bool kAligned>
+Status launch_column_sums(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream,
+                          std::int64_t& slices) {
+  constexpr std::int64_t kTile = kFittingColumns<S, 1, kRowWarpThreads>;
   ColumnSumsLaunch sums{};
   sums.args = args;
-  sums.lanes =
-      vectors >= kMostLanes ? kMostLanes : std::bit_ceil(static_cast<std::uint32_t>(vectors));
-  sums.tiles = static_cast<std::uint32_t>((vectors + sums.lanes - 1) / sums.lanes);
+  sums.tiles = static_cast<std::uint32_t>((args.shape.columns + kTile - 1) / kTile);
   const std::int64_t wanted = (2 * std::int64_t{multiprocessors} + sums.tiles - 1) / sums.tiles;
   const std::int64_t items = layer_norm_items(args.shape);
   const std::int64_t most = wanted < items ? wanted : items;
   sums.slice_rows = (args.shape.rows + most - 1) / most;
-  ColumnTotalsLaunch totals{args, (args.shape.rows + sums.slice_rows - 1) / sums.slice_rows};
-  const Status status = launch(layer_norm_column_sums_kernel<S, O, kFromOutput>, sums,
-                               sums.tiles * static_cast<std::uint32_t>(totals.slices), kRowThreads,
-                               stream, "launch of layer_norm_column_sums_kernel");
-  if (!status.ok()) return status;
+  slices = (args.shape.rows + sums.slice_rows - 1) / sums.slice_rows;
+  return launch(layer_norm_column_sums_kernel<S, O, kFromOutput, kAligned>, sums,
+                sums.tiles * static_cast<std::uint32_t>(slices), kRowThreads, stream,
+                "launch of layer_norm_column_sums_kernel");
+}
+
+template <class S, class O, bool kFromOutput, bool kAligned>
+Status launch_all(const LayerNormBackwardArgs& args, int multiprocessors, Stream stream) {
+  ColumnTotalsLaunch totals{args, 0};
+  Status status = launch_rows_backward<S, O, kFromOutput, kAligned>(args, multiprocessors, stream,
+                                                                    totals.slices);
+  if (!status.ok() || args.partials == nullptr) return status;
+  if (totals.slices == 0) {
+    status = launch_column_sums<S, O, kFromOutput, kAligned>(args, multiprocessors, stream,
+                                                             totals.slices);
+    if (!status.ok()) return status;
+  }
   const auto blocks =
-      static_cast<std::uint32_t>((args.shape.columns + kRowThreads - 1) / kRowThreads);
+      static_cast<std::uint32_t>((args.shape.columns + kRowWarpThreads - 1) / kRowWarpThreads);
   return launch(layer_norm_column_totals_kernel<RowCompute<S>>, totals, blocks, kRowThreads, stream,
                 "launch of layer_norm_column_totals_kernel");
 }
@@ -49,15 +77,15 @@ Status layer_norm_backward_cuda(const LayerNormBackwardArgs& args, int multiproc
                                 Stream stream) {
   using namespace cuda;
   return dispatch_rows(args.shape, "dtype of layer_norm_backward", [&]<class S, class O>(S, O) {
-    const auto run = [&]<bool kFromOutput>(std::bool_constant<kFromOutput>) {
-      if (args.grad_input != nullptr) {
-        const Status status = launch_grad_input<S, O, kFromOutput>(args, multiprocessors, stream);
-        if (!status.ok()) return status;
-      }
-      if (args.partials == nullptr) return Status{};
-      return launch_column_sums<S, O, kFromOutput>(args, multiprocessors, stream);
-    };
-    return args.from_output ? run(std::true_type{}) : run(std::false_type{});
+    const bool aligned = rows_are_aligned<S>(
+        args.shape.columns,
+        {args.grad_output, args.source, args.grad_input, args.weight.data, args.bias.data});
+    if (args.from_output) {
+      return aligned ? launch_all<S, O, true, true>(args, multiprocessors, stream)
+                     : launch_all<S, O, true, false>(args, multiprocessors, stream);
+    }
+    return aligned ? launch_all<S, O, false, true>(args, multiprocessors, stream)
+                   : launch_all<S, O, false, false>(args, multiprocessors, stream);
   });
 }
 

@@ -3,16 +3,19 @@
 //
 // Note [Rows in registers]
 // Each vector is at least 16 bytes of every operand, and consecutive threads read consecutive
-// vectors. A thread keeps its first kKept vectors in registers, so rows of up to kKept * threads *
-// kVec elements are read from memory once. Longer rows are read again, mostly from the caches. A
-// row's last vector may be incomplete and is then read element by element. Rows may begin at any
-// address: the row's own address determines the access width.
+// vectors. Rows of up to kKept * threads * kVec elements are read once and kept in registers, kKept
+// vectors per thread. Longer rows are read in every pass, mostly from the caches, kKept vectors at
+// a time. If all rows are aligned and consist of whole vectors, the host chooses
+// an instance with 16-byte accesses. The other instance accesses single elements, so rows may begin
+// at any address and the last vector may be incomplete.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <utility>
 
 #include "kernels/common/channel_vector.h"
 #include "kernels/common/shared.h"
@@ -105,110 +108,120 @@ struct RowTeam {
   }
 };
 
-/// Contiguous elements of storage type S: a row, or the weights of a row's columns.
-template <class S, int kVec>
+/// Returns whether all rows are aligned and consist of whole vectors. Null pointers are aligned.
+template <class S>
+bool rows_are_aligned(std::int64_t columns, std::initializer_list<const void*> operands) {
+  std::uintptr_t addresses = 0;
+  for (const void* operand : operands) addresses |= reinterpret_cast<std::uintptr_t>(operand);
+  return columns % kRowVec<S> == 0 && legal_width(addresses) == kVectorBytes;
+}
+
+/// Contiguous elements of storage type S: a row, or the weights of a row's columns. `kAligned`: see
+/// Note [Rows in registers].
+template <class S, int kVec, bool kAligned>
 struct RowOperand {
   unsigned char* address;
   std::uint32_t columns;
-  std::uint32_t width;  ///< bytes per access
 
   __device__ __forceinline__ RowOperand(const void* data, std::int64_t first, std::uint32_t count)
       : address(static_cast<unsigned char*>(const_cast<void*>(data)) +
                 first * static_cast<std::int64_t>(sizeof(S))),
-        columns(count),
-        width(legal_width(reinterpret_cast<std::uintptr_t>(address))) {}
+        columns(count) {}
 
-  __device__ __forceinline__ bool is_whole(std::uint32_t vector) const {
-    return (vector + 1) * kVec <= columns;
+  __device__ __forceinline__ unsigned char* address_of(std::uint32_t vector) const {
+    return address + std::size_t{vector} * (kVec * sizeof(S));
+  }
+  /// Returns whether a column is in the row.
+  __device__ __forceinline__ bool has(std::uint32_t vector, int i) const {
+    return kAligned || vector * kVec + static_cast<std::uint32_t>(i) < columns;
   }
 
   /// Loads a vector, with zeros beyond the row's end.
   __device__ __forceinline__ RawVec<S, kVec> load(std::uint32_t vector) const {
-    RawVec<S, kVec> raw = {};
-    if (is_whole(vector)) {
-      load_vec<Keep::kNormal>(raw, address + std::size_t{vector} * (kVec * sizeof(S)), width);
-      return raw;
-    }
-    S elements[kVec];
-    memset(elements, 0, sizeof elements);
+    RawVec<S, kVec> raw;
+    if constexpr (kAligned) {
+      load_words<kVectorBytes, Keep::kNormal>(address_of(vector), raw.words);
+    } else {
+      S elements[kVec] = {};
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const std::uint32_t column = vector * kVec + static_cast<std::uint32_t>(i);
-      if (column < columns) elements[i] = reinterpret_cast<const S*>(address)[column];
+      for (int i = 0; i < kVec; ++i) {
+        if (has(vector, i)) elements[i] = reinterpret_cast<const S*>(address_of(vector))[i];
+      }
+      memcpy(raw.words, elements, sizeof elements);
     }
-    memcpy(raw.words, elements, sizeof elements);
     return raw;
   }
 
   __device__ __forceinline__ void store(std::uint32_t vector, const RawVec<S, kVec>& raw) const {
-    if (is_whole(vector)) {
-      store_vec<Keep::kNormal>(address + std::size_t{vector} * (kVec * sizeof(S)), raw, width);
-      return;
-    }
-    S elements[kVec];
-    memcpy(elements, raw.words, sizeof elements);
+    if constexpr (kAligned) {
+      store_words<kVectorBytes, Keep::kNormal>(address_of(vector), raw.words);
+    } else {
+      S elements[kVec];
+      memcpy(elements, raw.words, sizeof elements);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const std::uint32_t column = vector * kVec + static_cast<std::uint32_t>(i);
-      if (column < columns) reinterpret_cast<S*>(address)[column] = elements[i];
+      for (int i = 0; i < kVec; ++i) {
+        if (has(vector, i)) reinterpret_cast<S*>(address_of(vector))[i] = elements[i];
+      }
     }
   }
 };
 
-/// The calling thread's vectors of a row. The first kKept vectors are in registers.
-template <class S, int kVec, int kKept, std::uint32_t kThreads>
+/// The calling thread's vectors of rows that `source` loads. With `kFits`, all are in registers.
+template <class Source, int kVec, int kKept, std::uint32_t kThreads, bool kFits>
 struct RowVectors {
-  RowOperand<S, kVec> operand;
+  using Loaded = decltype(std::declval<Source>().load(0u));
+  static constexpr bool kInRegisters = kFits;
+  Source source;
+  std::uint32_t columns;
   std::uint32_t lane;
-  RawVec<S, kVec> kept[kKept];
+  Loaded kept[kFits ? kKept : 1];
 
-  __device__ __forceinline__ RowVectors(const void* data, std::int64_t first, std::uint32_t columns,
+  __device__ __forceinline__ RowVectors(const Source& rows, std::uint32_t count,
                                         std::uint32_t thread)
-      : operand(data, first, columns), lane(thread) {
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) {
-      const std::uint32_t vector = lane + static_cast<std::uint32_t>(k) * kThreads;
-      if (vector * kVec < columns) kept[k] = operand.load(vector);
-    }
+      : source(rows), columns(count), lane(thread) {
+    if constexpr (kFits) load(lane, kept);
   }
 
-  /// Calls body(vector, elements) for each vector.
+  /// Calls body(k, vector, elements) for each vector: vector k of kKept at a time.
   template <class Body>
   __device__ __forceinline__ void for_each(const Body& body) const {
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) {
-      const std::uint32_t vector = lane + static_cast<std::uint32_t>(k) * kThreads;
-      if (vector * kVec < operand.columns) body(vector, kept[k]);
+    if constexpr (kFits) {
+      visit(lane, kept, body);
+    } else {
+      for (std::uint32_t first = lane; first * kVec < columns; first += kKept * kThreads) {
+        Loaded loaded[kKept];
+        load(first, loaded);
+        visit(first, loaded, body);
+      }
     }
-    for (std::uint32_t vector = lane + kKept * kThreads; vector * kVec < operand.columns;
-         vector += kThreads) {
-      body(vector, operand.load(vector));
+  }
+
+ private:
+  __device__ __forceinline__ void load(std::uint32_t first, Loaded (&loaded)[kKept]) const {
+#pragma unroll
+    for (std::uint32_t k = 0; k < kKept; ++k) {
+      const std::uint32_t vector = first + k * kThreads;
+      if (vector * kVec < columns) loaded[k] = source.load(vector);
+    }
+  }
+
+  template <class Body>
+  __device__ __forceinline__ void visit(std::uint32_t first, const Loaded (&loaded)[kKept],
+                                        const Body& body) const {
+#pragma unroll
+    for (std::uint32_t k = 0; k < kKept; ++k) {
+      const std::uint32_t vector = first + k * kThreads;
+      if (vector * kVec < columns) body(k, vector, loaded[k]);
     }
   }
 };
 
-/// Calls body(vector, a's elements, b's elements) for two rows with equally many columns.
-template <class A, class B, int kVec, int kKept, std::uint32_t kThreads, class Body>
-__device__ __forceinline__ void for_each_of_two(const RowVectors<A, kVec, kKept, kThreads>& a,
-                                                const RowVectors<B, kVec, kKept, kThreads>& b,
-                                                const Body& body) {
-#pragma unroll
-  for (int k = 0; k < kKept; ++k) {
-    const std::uint32_t vector = a.lane + static_cast<std::uint32_t>(k) * kThreads;
-    if (vector * kVec < a.operand.columns) body(vector, a.kept[k], b.kept[k]);
-  }
-  for (std::uint32_t vector = a.lane + kKept * kThreads; vector * kVec < a.operand.columns;
-       vector += kThreads) {
-    body(vector, a.operand.load(vector), b.operand.load(vector));
-  }
-}
-
 /// A thread's share of a row's sums. After every kTogether vectors, compute-type sums move to fp64.
-/// A warp's rows are too short to reach kTogether.
-template <class T, int kCount, std::uint32_t kThreads>
+/// Rows that fit the registers are too short to reach kTogether, as all rows of a warp are.
+template <class T, int kCount, std::uint32_t kThreads, bool kFits = kThreads == kRowWarpThreads>
 struct RowSums {
   static constexpr std::uint32_t kTogether = 16;
-  static constexpr bool kMayFlush = kThreads > kRowWarpThreads;
+  static constexpr bool kMayFlush = !kFits;
   T recent[kCount] = {};
   double flushed[kCount] = {};
 
@@ -249,19 +262,17 @@ struct RowSums {
 };
 
 /// Loads the weights or biases of a vector's columns, or `otherwise` if `input` is absent.
-template <class S, class T, int kVec>
+template <class S, bool kAligned, class T, int kVec>
 __device__ __forceinline__ void load_columns(const ChannelInput& input, std::uint32_t columns,
                                              std::uint32_t vector, T otherwise, T (&values)[kVec]) {
   if (input.data == nullptr) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) values[i] = otherwise;
   } else if (sizeof(S) == sizeof(T) || input.dtype == DType::kFloat32) {
-    const RowOperand<T, kVec> operand(input.data, 0, columns);
-    const RawVec<T, kVec> raw = operand.load(vector);
+    const auto raw = RowOperand<T, kVec, kAligned>(input.data, 0, columns).load(vector);
     memcpy(values, raw.words, sizeof values);
   } else {
-    const RowOperand<S, kVec> operand(input.data, 0, columns);
-    const RawVec<S, kVec> raw = operand.load(vector);
+    const auto raw = RowOperand<S, kVec, kAligned>(input.data, 0, columns).load(vector);
 #pragma unroll
     for (int pair = 0; pair < kVec / 2; ++pair) {
       T two[2];
@@ -280,13 +291,16 @@ inline std::uint32_t row_blocks(std::int64_t rows, std::uint32_t teams, int mult
   return static_cast<std::uint32_t>(wanted < most ? wanted : most);
 }
 
+/// Columns of which a team's threads keep everything in registers, with `kKept` vectors each.
+template <class S, int kKept, std::uint32_t kThreads>
+constexpr std::int64_t kFittingColumns = std::int64_t{kThreads} * kRowVec<S> * kKept;
+
 /// Launches the kernel for a warp per row if a row has at most `kKept` vectors per thread,
 /// otherwise the kernel for a block per row. `kResident`: blocks per multiprocessor.
 template <class S, int kKept, int kResident, class Args, class Parameter>
 Status launch_rows(void (*of_warp)(Parameter), void (*of_block)(Parameter), const Args& args,
                    std::int64_t columns, int multiprocessors, Stream stream, const char* what) {
-  constexpr std::int64_t kWarpColumns = kRowWarpThreads * kRowVec<S> * kKept;
-  const bool warp = columns <= kWarpColumns;
+  const bool warp = columns <= kFittingColumns<S, kKept, kRowWarpThreads>;
   const std::uint32_t teams =
       warp ? RowTeam<kRowWarpThreads>::kTeams : RowTeam<kRowThreads>::kTeams;
   return launch(warp ? of_warp : of_block, args,

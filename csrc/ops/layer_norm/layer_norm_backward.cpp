@@ -70,8 +70,10 @@ kernels::LayerNormShape backward_shape(const ops::MatrixInput& grad, const ops::
 
 void run_backward(const ops::MatrixInput& source, kernels::LayerNormBackwardArgs& args) {
   const bool sums = args.grad_weight.data != nullptr || args.grad_bias.data != nullptr;
-  const at::Tensor partials =
-      at::empty({sums ? kernels::layer_norm_partials(args.shape) : 0}, source.compute_options());
+  const std::int64_t count = source.device().is_cpu()
+                                 ? kernels::layer_norm_partials(args.shape)
+                                 : kernels::layer_norm_partials_cuda(args.shape);
+  const at::Tensor partials = at::empty({sums ? count : 0}, source.compute_options());
   args.partials = sums ? partials.mutable_data_ptr() : nullptr;
   if (!source.device().is_cpu()) {
     return ops::launch_over_rows<kernels::layer_norm_backward_cuda>(kLayerNormBackward, source,

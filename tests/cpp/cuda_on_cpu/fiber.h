@@ -23,6 +23,11 @@ class Fiber {
   void prepare(void (*entry)());
   /// Runs this fiber until it suspends or its entry returns. Called by the scheduler only.
   void resume();
+  /// Returns whether an address is on the stack.
+  bool has(const void* address) const {
+    return static_cast<std::size_t>(static_cast<const char*>(address) -
+                                    static_cast<const char*>(stack_bottom_)) < stack_bytes_;
+  }
   /// Goes back to the scheduler.
   void suspend() { leave(false); }
 
