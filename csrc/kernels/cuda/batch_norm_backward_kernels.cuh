@@ -93,20 +93,20 @@ __device__ __forceinline__ void add_gradients(const Terms& terms, bool relu, boo
 
 // Reads gradient and input once, and the output too if it determines the ReLU's gate. May write the
 // gradient of the ReLU's input.
-template <class S, class Layout>
+template <class S, class Layout, bool kWhole>
 __global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_backward_reduce_kernel(
         const BatchNormBackwardReduceLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
-  WindowCursor<S, Layout> cursor(launch.grid);
-  const ChannelTerms<T, NormalizeTerms<T>, WindowCursor<S, Layout>> terms(
+  WindowCursor<S, Layout, kWhole> cursor(launch.grid);
+  const ChannelTerms<T, NormalizeTerms<T>, WindowCursor<S, Layout, kWhole>> terms(
       launch.grid, cursor, [&](std::int64_t c) {
         return forward_terms<T>(launch.saved, launch.grid.channels, launch.weight, launch.bias, c);
       });
-  const ChannelOperand<S> grad_output(launch.grad_output, cursor.base_channel());
-  const ChannelOperand<S> input(launch.input, cursor.base_channel());
-  const ChannelOperand<S> output(launch.output, cursor.base_channel());
-  const ChannelOperand<S> grad_residual(launch.grad_residual, cursor.base_channel());
+  const ChannelOperand<S, kWhole> grad_output(launch.grad_output, cursor.base_channel());
+  const ChannelOperand<S, kWhole> input(launch.input, cursor.base_channel());
+  const ChannelOperand<S, kWhole> output(launch.output, cursor.base_channel());
+  const ChannelOperand<S, kWhole> grad_residual(launch.grad_residual, cursor.base_channel());
   const bool relu = launch.relu;
   const bool has_output = relu && launch.output.data != nullptr;
   const bool writes = launch.grad_residual.data != nullptr;
@@ -158,12 +158,12 @@ struct BackwardTerms {
 };
 
 // Reads gradient and input once, and writes the input's gradient.
-template <class S, class Layout>
+template <class S, class Layout, bool kWhole>
 __global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_backward_elemt_kernel(const BatchNormBackwardElemtLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
-  WindowCursor<S, Layout> cursor(launch.grid);
-  const ChannelTerms<T, BackwardTerms<T>, WindowCursor<S, Layout>> terms(
+  WindowCursor<S, Layout, kWhole> cursor(launch.grid);
+  const ChannelTerms<T, BackwardTerms<T>, WindowCursor<S, Layout, kWhole>> terms(
       launch.grid, cursor, [&](std::int64_t c) {
         const std::int64_t channels = launch.grid.channels;
         return BackwardTerms<T>{
@@ -172,9 +172,9 @@ __global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
                 launch.saved[c], launch.saved[channels + c], load_channel(launch.weight, c, 1.0),
                 GradSums{launch.sums[c], launch.sums[channels + c]}, launch.saved[2 * channels])};
       });
-  const ChannelOperand<S> grad_output(launch.grad_output, cursor.base_channel());
-  const ChannelOperand<S> input(launch.input, cursor.base_channel());
-  const ChannelOperand<S> grad_input_operand(launch.grad_input, cursor.base_channel());
+  const ChannelOperand<S, kWhole> grad_output(launch.grad_output, cursor.base_channel());
+  const ChannelOperand<S, kWhole> input(launch.input, cursor.base_channel());
+  const ChannelOperand<S, kWhole> grad_input_operand(launch.grad_input, cursor.base_channel());
   const bool relu = launch.relu;
   struct Loaded {
     RawWindow<S> grad;

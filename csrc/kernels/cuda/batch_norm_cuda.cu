@@ -9,7 +9,8 @@ Status batch_norm_stats_cuda(const BatchNormStatsArgs& args, const BatchNormWork
                              Stream stream) {
   using namespace cuda;
   return dispatch_batch_norm(
-      args.shape, "dtype of batch_norm_stats", [&]<class S, class Layout>(S, Layout) {
+      args.shape, {args.input}, "dtype of batch_norm_stats",
+      [&]<class S, class Layout, bool kWhole>(S, Layout, std::bool_constant<kWhole>) {
         BatchNormStatsLaunch arguments{};
         arguments.grid = batch_norm_grid(args.shape, args.input, BatchNormPass::kSums,
                                          workspace.multiprocessors * kSumBlocks<Layout>);
@@ -18,7 +19,7 @@ Status batch_norm_stats_cuda(const BatchNormStatsArgs& args, const BatchNormWork
         arguments.packed = args.packed;
         arguments.partials = workspace.partials;
         arguments.arrivals = workspace.arrivals;
-        return launch_batch_norm(batch_norm_stats_kernel<S, Layout>, arguments, stream,
+        return launch_batch_norm(batch_norm_stats_kernel<S, Layout, kWhole>, arguments, stream,
                                  "launch of batch_norm_stats_kernel");
       });
 }
@@ -26,11 +27,13 @@ Status batch_norm_stats_cuda(const BatchNormStatsArgs& args, const BatchNormWork
 Status batch_norm_elemt_cuda(const BatchNormElemtArgs& args, const BatchNormFinishArgs& finish,
                              const BatchNormWorkspace& workspace, Stream stream) {
   using namespace cuda;
+  const BatchNormInput output = dense(args.shape, args.output);
   return dispatch_batch_norm(
-      args.shape, "dtype of batch_norm_elemt", [&]<class S, class Layout>(S, Layout) {
+      args.shape, {args.input, args.residual, output}, "dtype of batch_norm_elemt",
+      [&]<class S, class Layout, bool kWhole>(S, Layout, std::bool_constant<kWhole>) {
         BatchNormElemtLaunch arguments{};
-        arguments.output = dense(args.shape, args.output);
-        arguments.grid = batch_norm_grid(args.shape, arguments.output, BatchNormPass::kElements,
+        arguments.output = output;
+        arguments.grid = batch_norm_grid(args.shape, output, BatchNormPass::kElements,
                                          workspace.multiprocessors * kElementBlocks);
         arguments.input = args.input;
         arguments.residual = args.residual;
@@ -39,7 +42,7 @@ Status batch_norm_elemt_cuda(const BatchNormElemtArgs& args, const BatchNormFini
         arguments.relu = args.relu;
         arguments.finish = finish;
         arguments.arrivals = workspace.arrivals;
-        return launch_batch_norm(batch_norm_elemt_kernel<S, Layout>, arguments, stream,
+        return launch_batch_norm(batch_norm_elemt_kernel<S, Layout, kWhole>, arguments, stream,
                                  "launch of batch_norm_elemt_kernel");
       });
 }

@@ -5,7 +5,8 @@
 // A thread reads one 16-byte window at a time. Channels first, windows are 16-byte aligned in one
 // tensor. A plane's first and last windows may extend beyond the plane and are then accessed
 // element by element. Other tensors are accessed as widely as their addresses allow. Channels last,
-// a window holds adjacent channels of a row.
+// a window holds adjacent channels of a row. If planes (channels last: rows) consist of whole
+// windows and all tensors are aligned, the host chooses an instance with 16-byte accesses only.
 //
 // A block has `columns` * `lanes` * `rows` threads. Lanes share a plane. Each column handles a
 // different plane (channels last: a different window of a row). Each row handles a different unit:
@@ -19,6 +20,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/batch_norm.h"
 #include "kernels/cuda/alignment.h"
@@ -125,6 +127,20 @@ inline BatchNormGrid batch_norm_grid(const BatchNormShape& shape, const BatchNor
   grid.slice_units = std::max<std::int64_t>(divide_up(grid.units, slices), 1);
   grid.slices = std::max<std::int64_t>(divide_up(grid.units, grid.slice_units), 1);
   return grid;
+}
+
+/// Returns whether every window of every tensor is whole and aligned. Absent tensors are.
+inline bool windows_are_whole(const BatchNormShape& shape,
+                              std::initializer_list<BatchNormInput> tensors) {
+  const auto size = static_cast<std::int64_t>(size_of(shape.dtype));
+  std::int64_t elements = shape.channels_last ? shape.channels : shape.inner;
+  std::uintptr_t addresses = 0;
+  for (const BatchNormInput& tensor : tensors) {
+    if (tensor.data == nullptr) continue;
+    addresses |= reinterpret_cast<std::uintptr_t>(tensor.data);
+    elements |= tensor.outer_stride | (shape.channels_last ? 0 : tensor.channel_stride);
+  }
+  return elements * size % kVectorBytes == 0 && legal_width(addresses) == kVectorBytes;
 }
 
 /// Describes a written tensor, whose strides are dense.

@@ -86,11 +86,11 @@ struct BatchNormStatsLaunch {
 };
 
 // Reads every element once. If there are several slices, each block writes a partial per channel.
-template <class S, class Layout>
+template <class S, class Layout, bool kWhole>
 __global__ void __launch_bounds__(kGridThreads, kSumBlocks<Layout>)
     batch_norm_stats_kernel(const BatchNormStatsLaunch __grid_constant__ launch) {
-  WindowCursor<S, Layout> cursor(launch.grid);
-  const ChannelOperand<S> input(launch.input, cursor.base_channel());
+  WindowCursor<S, Layout, kWhole> cursor(launch.grid);
+  const ChannelOperand<S, kWhole> input(launch.input, cursor.base_channel());
   MomentsOf<S, Layout> moments(launch.grid);
   constexpr int kLoads = sizeof(S) == (std::is_same_v<Layout, Rows> ? 2 : 8) ? 3 : 4;
   for_each_round<kLoads>(
@@ -169,12 +169,12 @@ __device__ __forceinline__ void finish_count(const BatchNormElemtLaunch& launch,
 
 // Reads every element of input and residual once and writes every output element once. Blocks of
 // slice 0 also save their channels' statistics.
-template <class S, class Layout>
+template <class S, class Layout, bool kWhole>
 __global__ void __launch_bounds__(kGridThreads, kElementBlocks)
     batch_norm_elemt_kernel(const BatchNormElemtLaunch __grid_constant__ launch) {
   using T = ComputeTypeOf<S>;
-  WindowCursor<S, Layout> cursor(launch.grid);
-  const ChannelTerms<T, NormalizeTerms<T>, WindowCursor<S, Layout>> terms(
+  WindowCursor<S, Layout, kWhole> cursor(launch.grid);
+  const ChannelTerms<T, NormalizeTerms<T>, WindowCursor<S, Layout, kWhole>> terms(
       launch.grid, cursor, [&](std::int64_t c) {
         const auto [mean, invstd] = finish_channel(launch.finish, c, cursor.slice == 0);
         return normalize_terms<T>(mean, invstd, load_channel(launch.weight, c, 1.0),
@@ -182,9 +182,9 @@ __global__ void __launch_bounds__(kGridThreads, kElementBlocks)
       });
   if (cursor.slice == 0) finish_count(launch, cursor.tile == 0);
 
-  const ChannelOperand<S> input(launch.input, cursor.base_channel());
-  const ChannelOperand<S> residual(launch.residual, cursor.base_channel());
-  const ChannelOperand<S> output(launch.output, cursor.base_channel());
+  const ChannelOperand<S, kWhole> input(launch.input, cursor.base_channel());
+  const ChannelOperand<S, kWhole> residual(launch.residual, cursor.base_channel());
+  const ChannelOperand<S, kWhole> output(launch.output, cursor.base_channel());
   const bool has_residual = launch.residual.data != nullptr;
   const bool relu = launch.relu;
   struct Loaded {

@@ -48,11 +48,11 @@ struct GridPlace {
 };
 
 /// Iterates over the calling thread's windows.
-template <class S, class Layout>
+template <class S, class Layout, bool kWhole>
 struct WindowCursor;
 
-template <class S>
-struct WindowCursor<S, Planes> : GridPlace<S, Planes> {
+template <class S, bool kWhole>
+struct WindowCursor<S, Planes, kWhole> : GridPlace<S, Planes> {
   __device__ __forceinline__ explicit WindowCursor(const BatchNormGrid& grid)
       : GridPlace<S, Planes>(grid), grid_(grid), end_(this->end(grid)) {
     if (this->channel >= grid.channels) end_ = 0;
@@ -83,9 +83,12 @@ struct WindowCursor<S, Planes> : GridPlace<S, Planes> {
  private:
   __device__ __forceinline__ void bound(Window& window) const {
     constexpr int kVec = kWindow<S>;
-    const std::uint32_t past =
-        (phase_ + static_cast<std::uint32_t>(row_) * grid_.outer_step) % kVec;
-    window.first = (static_cast<std::int64_t>(segment_) * grid_.lanes + this->lane) * kVec - past;
+    window.first = (static_cast<std::int64_t>(segment_) * grid_.lanes + this->lane) * kVec;
+    if constexpr (kWhole) {
+      if (window.first < grid_.inner) window.hi = kVec;
+      return;
+    }
+    window.first -= (phase_ + static_cast<std::uint32_t>(row_) * grid_.outer_step) % kVec;
     const std::int64_t rest = grid_.inner - window.first;
     if (rest <= 0) return;
     window.lo = window.first < 0 ? static_cast<int>(-window.first) : 0;
@@ -102,8 +105,8 @@ struct WindowCursor<S, Planes> : GridPlace<S, Planes> {
 
 /// A unit is a row. All threads of a block finish in the same round: threads with fewer windows or
 /// without a channel get empty windows.
-template <class S>
-struct WindowCursor<S, Rows> : GridPlace<S, Rows> {
+template <class S, bool kWhole>
+struct WindowCursor<S, Rows, kWhole> : GridPlace<S, Rows> {
   __device__ __forceinline__ explicit WindowCursor(const BatchNormGrid& grid)
       : GridPlace<S, Rows>(grid),
         rows_(grid.rows),
@@ -162,11 +165,18 @@ template <class Layout>
 constexpr int kSumBlocks = std::is_same_v<Layout, Rows> ? 4 : 3;
 constexpr int kElementBlocks = 4;
 
-/// Calls run(element, layout) for the dtype and layout of `shape`.
+/// Calls run(element, layout, whole) for the dtype and layout of `shape` and for all tensors that a
+/// pass reads or writes.
 template <class Run>
-Status dispatch_batch_norm(const BatchNormShape& shape, const char* what, const Run& run) {
+Status dispatch_batch_norm(const BatchNormShape& shape,
+                           std::initializer_list<BatchNormInput> tensors, const char* what,
+                           const Run& run) {
   return dispatch_dtype(shape.dtype, what, [&](auto element) {
-    return shape.channels_last ? run(element, Rows{}) : run(element, Planes{});
+    const auto run_layout = [&](auto whole) {
+      return shape.channels_last ? run(element, Rows{}, whole) : run(element, Planes{}, whole);
+    };
+    return windows_are_whole(shape, tensors) ? run_layout(std::true_type{})
+                                             : run_layout(std::false_type{});
   });
 }
 

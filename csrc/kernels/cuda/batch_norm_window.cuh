@@ -40,8 +40,8 @@ struct Window {
 };
 
 /// A tensor, addressed relative to the calling thread's channel. `base` is always a pointer,
-/// because the compiler must see that it leads to global memory.
-template <class S>
+/// because the compiler must see that it leads to global memory. `kWhole`: see Note [Windows].
+template <class S, bool kWhole>
 struct ChannelOperand {
   unsigned char* base;
   std::int64_t outer_stride;
@@ -90,12 +90,14 @@ __device__ __forceinline__ S get_element(const RawWindow<S>& raw, int index) {
 }
 
 /// Returns the window's elements, with zeros outside [lo, hi).
-template <class S>
-__device__ __forceinline__ RawWindow<S> load_window(const ChannelOperand<S>& operand,
+template <class S, bool kWhole>
+__device__ __forceinline__ RawWindow<S> load_window(const ChannelOperand<S, kWhole>& operand,
                                                     const Window& window) {
   RawWindow<S> raw = {};
   unsigned char* const address = operand.at(window);
-  if (is_full<S>(window)) {
+  if constexpr (kWhole) {
+    if (window.hi != 0) load_words<kVectorBytes, Keep::kNormal>(address, raw.words);
+  } else if (is_full<S>(window)) {
     load_vec<Keep::kNormal>(raw, address, legal_width(reinterpret_cast<std::uintptr_t>(address)));
   } else {
 #pragma unroll
@@ -107,11 +109,13 @@ __device__ __forceinline__ RawWindow<S> load_window(const ChannelOperand<S>& ope
   return raw;
 }
 
-template <class S>
-__device__ __forceinline__ void store_window(const ChannelOperand<S>& operand, const Window& window,
-                                             const RawWindow<S>& raw) {
+template <class S, bool kWhole>
+__device__ __forceinline__ void store_window(const ChannelOperand<S, kWhole>& operand,
+                                             const Window& window, const RawWindow<S>& raw) {
   unsigned char* const address = operand.at(window);
-  if (is_full<S>(window)) {
+  if constexpr (kWhole) {
+    if (window.hi != 0) store_words<kVectorBytes, Keep::kNormal>(address, raw.words);
+  } else if (is_full<S>(window)) {
     store_vec<Keep::kNormal>(address, raw, legal_width(reinterpret_cast<std::uintptr_t>(address)));
   } else {
 #pragma unroll
