@@ -40,17 +40,20 @@ TORCHFUSE_HOST_DEVICE constexpr std::int64_t layer_norm_partials(const LayerNorm
   return layer_norm_items(shape) * 2 * padded_columns(shape.columns);
 }
 
-/// Slices of rows on CUDA, at most: a block of every kernel that keeps its rows in registers. Rows
-/// of more columns have no more slices than items.
-constexpr std::int64_t kLayerNormSlices = 512;
-constexpr std::int64_t kLayerNormSliceColumns = 4096;
+/// On CUDA, rows of at most this many bytes of input stay in registers. Each block then writes a
+/// slice of partial sums. Longer rows have no more slices than items.
+constexpr int kLayerNormKeptBytes = 8192;
 
+/// Returns the largest number of slices on CUDA. No device runs 512 of the blocks at once.
+constexpr std::int64_t layer_norm_slices_cuda(const LayerNormShape& shape) {
+  if (shape.columns * static_cast<std::int64_t>(size_of(shape.input)) > kLayerNormKeptBytes) {
+    return layer_norm_items(shape);
+  }
+  return shape.rows < 512 ? shape.rows : 512;
+}
 /// Number of partial sums on CUDA.
 constexpr std::int64_t layer_norm_partials_cuda(const LayerNormShape& shape) {
-  const std::int64_t most = shape.columns <= kLayerNormSliceColumns ? shape.rows : 0;
-  const std::int64_t kept = most < kLayerNormSlices ? most : kLayerNormSlices;
-  const std::int64_t items = layer_norm_items(shape);
-  return (kept > items ? kept : items) * 2 * padded_columns(shape.columns);
+  return layer_norm_slices_cuda(shape) * 2 * padded_columns(shape.columns);
 }
 
 void layer_norm_backward_terms_cpu(const LayerNormBackwardArgs& args);
@@ -61,7 +64,7 @@ void layer_norm_backward_cpu(CpuIsa isa, const LayerNormBackwardArgs& args, std:
 void layer_norm_backward_sum_cpu(const LayerNormBackwardArgs& args, std::int64_t begin,
                                  std::int64_t end);
 
-/// Two launches, or three for long rows; one without sums. Does not use args.terms.
+/// A launch for the rows and, with sums, one or two for these. Does not use args.terms.
 Status layer_norm_backward_cuda(const LayerNormBackwardArgs& args, int multiprocessors,
                                 Stream stream);
 

@@ -20,12 +20,6 @@ constexpr int kForwardBlocks = !kFits                   ? 2
                                : sizeof(S) == sizeof(O) ? 4
                                                         : 3;
 
-template <class T>
-struct RowStatistics {
-  T mean;
-  T rstd;
-};
-
 /// Returns the sum that body(sum, element, inside) accumulates over a row, divided by the column
 /// count. Also calls body for zeros beyond the row's end, which are not inside.
 template <class S, std::uint32_t kThreads, class Row, class Body>

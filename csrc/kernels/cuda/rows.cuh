@@ -166,6 +166,24 @@ struct RowOperand {
   }
 };
 
+/// Returns a vector of storage type S.
+template <class S, class T, int kVec>
+__device__ __forceinline__ RawVec<S, kVec> to_raw(const T (&values)[kVec]) {
+  RawVec<S, kVec> raw;
+#pragma unroll
+  for (int pair = 0; pair < kVec / 2; ++pair) {
+    const T two[2] = {values[2 * pair], values[2 * pair + 1]};
+    set_pair(raw, pair, two);
+  }
+  return raw;
+}
+
+template <class T>
+struct RowStatistics {
+  T mean;
+  T rstd;
+};
+
 /// The calling thread's vectors of rows that `source` loads. With `kFits`, all are in registers.
 template <class Source, int kVec, int kKept, std::uint32_t kThreads, bool kFits>
 struct RowVectors {

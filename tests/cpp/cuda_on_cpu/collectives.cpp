@@ -112,8 +112,6 @@ void require_lane(const char* what, unsigned mask, unsigned lane) {
 
 void require_aligned(const void* address, std::size_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(address) % bytes == 0) return;
-  // On a device, a thread's variables are registers. The host's compiler may read several at once.
-  if (engine().current->fiber->has(address)) return;
   fault("an access of %zu bytes at the misaligned address %p", bytes, address);
 }
 
@@ -125,6 +123,8 @@ void maybe_switch_thread() {
 }
 
 bool in_kernel() { return engine().current != nullptr; }
+
+bool on_running_stack(const void* address) { return engine().current->fiber->has(address); }
 
 SharedMemory& shared_of_running_block() { return *engine().current->block->shared; }
 

@@ -71,5 +71,7 @@ void require_aligned(const void* address, std::size_t bytes);
 void maybe_switch_thread();
 /// Whether a kernel is running.
 bool in_kernel();
+/// Returns whether an address is on the stack of the thread that runs in a kernel.
+bool on_running_stack(const void* address);
 
 }  // namespace cuda_on_cpu

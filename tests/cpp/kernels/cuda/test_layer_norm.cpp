@@ -19,18 +19,24 @@ struct ResultsOnDevice {
   DeviceTensor output, mean, rstd, grad_input, grad_weight, grad_bias;
 };
 
+InputsOnDevice on_device(const LayerNormInputs& in, std::int64_t offset) {
+  return {DeviceTensor(in.x, offset), DeviceTensor(in.dy, offset), DeviceTensor(in.weight, offset),
+          DeviceTensor(in.bias, offset)};
+}
+ResultsOnDevice unwritten_results(const LayerNormResults& r, std::int64_t offset) {
+  const auto unwritten = [&](const Buffer& host) {
+    return DeviceTensor::unwritten(host.dtype(), host.numel(), offset);
+  };
+  return {unwritten(r.output),     unwritten(r.mean),        unwritten(r.rstd),
+          unwritten(r.grad_input), unwritten(r.grad_weight), unwritten(r.grad_bias)};
+}
+
 /// Both passes on the device. `counts`: rows fit the registers, every element is read once.
 LayerNormResults run(const LayerNormCase& c, const LayerNormInputs& in, std::int64_t offset,
                      bool counts = false) {
   LayerNormResults r(c);
-  const InputsOnDevice inputs{DeviceTensor(in.x, offset), DeviceTensor(in.dy, offset),
-                              DeviceTensor(in.weight, offset), DeviceTensor(in.bias, offset)};
-  const auto unwritten = [&](const Buffer& host) {
-    return DeviceTensor::unwritten(host.dtype(), host.numel(), offset);
-  };
-  ResultsOnDevice results{unwritten(r.output),      unwritten(r.mean),
-                          unwritten(r.rstd),        unwritten(r.grad_input),
-                          unwritten(r.grad_weight), unwritten(r.grad_bias)};
+  const InputsOnDevice inputs = on_device(in, offset);
+  ResultsOnDevice results = unwritten_results(r, offset);
   expect_ok(layer_norm_cuda(layer_norm_args(c, inputs, results), kMultiprocessors, stream()));
   if (counts) inputs.x.expect_accesses(1, 0);
   results.output.expect_accesses(0, 1);
@@ -125,6 +131,46 @@ TEST(CudaLayerNorm, ErrorsDoNotGrowWithTheLengthOfARow) {
       expect_right_and_ordered(c, inputs_of_long_rows(c), 0, false);
     }
   }
+}
+
+TEST(CudaLayerNorm, EachGradientAloneHasTheSameBits) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const std::int64_t columns : {64, 1288, 9008}) {
+      const LayerNormCase c{{20, columns, false, dtype, dtype}, true, false, dtype};
+      const LayerNormInputs in(c);
+      const InputsOnDevice inputs = on_device(in, 0);
+      const LayerNormResults host(c);
+      ResultsOnDevice all = unwritten_results(host, 0);
+      expect_ok(layer_norm_cuda(layer_norm_args(c, inputs, all), kMultiprocessors, stream()));
+      const DeviceTensor partials =
+          DeviceTensor::unwritten(DType::kFloat32, layer_norm_partials_cuda(c.shape));
+      LayerNormBackwardArgs args = layer_norm_backward_args(c, inputs, all);
+      args.grad_weight = {all.grad_weight.data(), dtype};
+      args.grad_bias = {all.grad_bias.data(), dtype};
+      args.partials = partials.data();
+      expect_ok(layer_norm_backward_cuda(args, kMultiprocessors, stream()));
+
+      ResultsOnDevice alone = unwritten_results(host, 0);
+      LayerNormBackwardArgs part = args;
+      part.partials = nullptr;
+      part.grad_input = alone.grad_input.data();
+      expect_ok(layer_norm_backward_cuda(part, kMultiprocessors, stream()));
+      part = args;
+      part.grad_input = nullptr;
+      part.grad_weight.data = alone.grad_weight.data();
+      part.grad_bias.data = alone.grad_bias.data();
+      expect_ok(layer_norm_backward_cuda(part, kMultiprocessors, stream()));
+      EXPECT_TRUE(alone.grad_input.to_host() == all.grad_input.to_host());
+      EXPECT_TRUE(alone.grad_weight.to_host() == all.grad_weight.to_host());
+      EXPECT_TRUE(alone.grad_bias.to_host() == all.grad_bias.to_host());
+    }
+  }
+}
+
+TEST(CudaLayerNorm, ErrorsDoNotGrowWithTheNumberOfRows) {
+  // Each of the four blocks' warps adds 1,250 rows.
+  const LayerNormCase c{{40000, 9, true, DType::kFloat32, DType::kFloat32}};
+  expect_right_and_ordered(c, inputs_of_long_rows(c), 0, false);
 }
 
 TEST(CudaLayerNorm, SumsOfManyRows) {
