@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kRowThreads, kBackwardBlocks<kFits, kAligned>)
               layer_norm_grad_input(g, x_hat, mean_g, minus_mean_g_x_hat, gradients.of_row.rstd);
         },
         [&](std::uint32_t vector) {
-          if (launch.grad_input != nullptr) grad_input.store(vector, to_raw<S>(result));
+          if (!kFits || launch.grad_input != nullptr) grad_input.store(vector, to_raw<S>(result));
         });
     if constexpr (kFits) slice.end_row(launch, next - number >= shape.rows);
     gradients = kLoadsAhead ? ahead : Gradients(launch, next, team.lane);
