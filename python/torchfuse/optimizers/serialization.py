@@ -81,13 +81,18 @@ def packed(optimizer: FusedOptimizer) -> dict[str, Any]:
         },
         "param_groups": [
             {
-                **{key: value for key, value in group.items() if key != "params"},
+                **{key: _named(value) for key, value in group.items() if key != "params"},
                 **options,
                 "params": [index_of[id(param)] for param in group["params"]],
             }
             for group in groups
         ],
     }
+
+
+def _named(value: Any) -> Any:
+    """Returns a dtype's name, because torch.distributed.checkpoint cannot gather a dtype."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
 def _sendable(state: Any) -> Any:

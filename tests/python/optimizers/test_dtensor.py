@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from torchfuse import _C
 from torchfuse.amp import GradScaler
-from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedOptimizer
+from torchfuse.optimizers import FusedAdam, FusedLAMB, FusedMuon, FusedOptimizer
 from torchfuse.optimizers.state import REMAINDER, master_of
 from torchfuse.testing import OPTIM_SPECS, OptimSpec
 
@@ -279,6 +279,25 @@ def test_remainders_go_through_a_full_state_dict(mesh: DeviceMesh) -> None:
         remainder = second.state[other][REMAINDER]
         assert remainder.dtype == torch.int16
         assert torch.equal(remainder.full_tensor(), first.state[param][REMAINDER].full_tensor())
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [(FusedAdam, "exp_avg_dtype"), (FusedMuon, "ns_dtype")]
+)
+def test_options_with_a_dtype_go_through_a_full_state_dict(
+    mesh: DeviceMesh, kind: Any, option: str
+) -> None:
+    """torch.distributed.checkpoint gathers no dtype."""
+    model = nn.Linear(4, 2)
+    fully_shard(model, mesh=mesh)
+    optimizer = kind(model.parameters(), **{option: torch.bfloat16})
+    model(torch.randn(3, 4)).square().sum().backward()
+    optimizer.step()
+    full = StateDictOptions(full_state_dict=True)
+    saved = get_optimizer_state_dict(model, optimizer, options=full)
+    set_optimizer_state_dict(model, optimizer, saved, options=full)
+    assert optimizer.param_groups[0][option] == torch.bfloat16
+    optimizer.step()
 
 
 # --- Refusals ------------------------------------------------------------------------------------
