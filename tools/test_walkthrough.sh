@@ -36,4 +36,4 @@ command -v nvcc > /dev/null || exit 0
 cmake -S "$tree" -B "$folder/cuda" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTORCHFUSE_KERNELS_ONLY=ON \
   -DTORCHFUSE_WITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DTORCHFUSE_WERROR=ON
 cmake --build "$folder/cuda" --target \
-  csrc/kernels/CMakeFiles/torchfuse_kernels.dir/instantiate/fused_signum_cuda.cu.o
+  csrc/kernels/CMakeFiles/torchfuse_kernels_plain.dir/instantiate/fused_signum_cuda.cu.o

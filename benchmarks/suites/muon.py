@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -33,10 +33,20 @@ _REPLACE: dict[str, Any] = {"lr": 1.0, "weight_decay": 1.0}
 TOLERANCES = {torch.bfloat16: 0.05, torch.float32: 1e-4}
 
 
+_to: Any = torch.Tensor.to
+
+
+def _to_float32(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    if options.get("dtype") is torch.bfloat16:
+        options["dtype"] = torch.float32
+    return cast("Tensor", _to(tensor, *arguments, **options))
+
+
 class _Float32Muon(torch.optim.Muon):
-    """torch.optim.Muon without the cast to bf16."""
+    """torch.optim.Muon without the cast to bf16, which is bfloat16(), or to() since torch 2.15."""
 
     @mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float)
+    @mock.patch.object(torch.Tensor, "to", _to_float32)
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Performs one step."""
         super().step()  # type: ignore[no-untyped-call]

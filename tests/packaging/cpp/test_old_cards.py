@@ -30,7 +30,7 @@ def compilations() -> dict[str, dict[str, Any]]:
     return {
         Path(entry["file"]).name: entry
         for entry in entries
-        if "torchfuse_kernels.dir" in entry["command"] and entry["file"].endswith(".cu")
+        if "torchfuse_kernels_plain.dir" in entry["command"] and entry["file"].endswith(".cu")
     }
 
 
