@@ -42,6 +42,15 @@ const char* name_of(CpuIsa isa);
 /// stores of bf16 differ. Read and written atomically.
 extern bool bf16_instruction;
 
+/// Whether a processor of this level is known to multiply bf16 in hardware.
+inline bool multiplies_bf16([[maybe_unused]] CpuIsa isa) {
+#if defined(__x86_64__)
+  return isa == CpuIsa::kAvx512Bf16;
+#else
+  return false;
+#endif
+}
+
 /// Returns `isa`, and sets `bf16_instruction` accordingly. Threads that use different levels at
 /// once still get equal results: see store_bf16() of the AVX-512 level for the exceptions.
 inline CpuIsa entered(CpuIsa isa) {

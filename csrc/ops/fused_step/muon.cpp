@@ -74,8 +74,7 @@ NewtonSchulz settings_of(const kernels::MuonParams& group) {
 at::ScalarType dtype_of_products(const Bucket& bucket, const kernels::MuonParams& group) {
   if (bucket.key.param == kernels::DType::kFloat64) return at::kDouble;
   if (group.ns_float32) return at::kFloat;
-  const bool fast =
-      bucket.key.device.is_cuda() || current_cpu_isa() == kernels::CpuIsa::kAvx512Bf16;
+  const bool fast = bucket.key.device.is_cuda() || kernels::multiplies_bf16(current_cpu_isa());
   return group.ns_bfloat16 || fast ? at::kBFloat16 : at::kFloat;
 }
 
