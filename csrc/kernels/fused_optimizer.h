@@ -29,6 +29,10 @@ constexpr bool kStatesInMeasure<Functor> = Functor::kStatesInMeasure;
 template <class Functor>
 concept CountsFromStart = requires { Functor::kCountsFromStart; };
 
+/// A functor that divides or takes square roots for each element.
+template <class Functor>
+concept Divides = requires { Functor::kDivides; };
+
 /// Returns the step count that a functor uses.
 template <class Functor>
 TORCHFUSE_HOST_DEVICE double own_step(float step, [[maybe_unused]] const float* start) {

@@ -36,7 +36,7 @@ struct EmaAccess : Base {
       return operand == kEmaOperand ? static_cast<std::uint32_t>(sizeof(Compute))
                                     : Base::Storage::element_size(operand);
     }
-    bool has_operand(int operand) const {
+    TORCHFUSE_HOST_DEVICE bool has_operand(int operand) const {
       return operand == kEmaOperand || Base::Storage::has_operand(operand);
     }
   };
@@ -87,15 +87,12 @@ struct EmaVec<EmaAccess<Base>> {
   template <class Chunk, std::size_t kGroup>
   __device__ __forceinline__ void move(const Chunk& chunk, int group,
                                        const Compute (&param)[kGroup]) {
-    constexpr int kPairs = static_cast<int>(kGroup) / 2;
+    constexpr int kCount = static_cast<int>(kGroup);
+    Compute ema[kCount];
+    get_values(raw, kCount * group, ema);
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      Compute ema[2];
-      get_pair(raw, kPairs * group + pair, ema);
-      ema[0] = moved_ema(ema[0], param[2 * pair], chunk.team->ema);
-      ema[1] = moved_ema(ema[1], param[2 * pair + 1], chunk.team->ema);
-      set_pair(raw, kPairs * group + pair, ema);
-    }
+    for (int i = 0; i < kCount; ++i) ema[i] = moved_ema(ema[i], param[i], chunk.team->ema);
+    set_values(raw, kCount * group, ema);
   }
 
   template <bool kAligned, class Chunk>

@@ -12,6 +12,7 @@
 #include "kernels/common/shared.h"
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/ema_access.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/launch_table.cuh"
 #include "kernels/cuda/phases.cuh"
 
@@ -62,27 +63,61 @@ __device__ __forceinline__ Chunk<typename Phase::Access> chunk_of(
   return chunk;
 }
 
-/// Applies the phase's formula to element `place` of a vector.
-template <class Phase, class Access, class T>
-__device__ __forceinline__ void apply(const Chunk<Access>& chunk, T& param, T grad,
-                                      T (&state)[Access::kStates], [[maybe_unused]] int place,
+/// Prefetches the calling thread's first vector of every operand that the phase reads.
+template <class Phase>
+__device__ __forceinline__ void prefetch_vector(const Launch<Phase>& launch,
+                                                const FoundRow<Phase>& found,
+                                                const RowShare& share) {
+  using Access = typename Phase::Access;
+  const std::uint32_t index = (Phase::kMeasures ? 0 : found.head) + share.rank * Access::kVec;
+  if (index >= share.count) return;
+#pragma unroll
+  for (int o = 0; o < Access::kOperands; ++o) {
+    if (!reads_operand(launch, launch.groups[found.group], o)) continue;
+    prefetch(static_cast<const unsigned char*>(found.row.operands[o]) +
+             (share.begin + index) * static_cast<std::int64_t>(launch.element_size(o)));
+  }
+}
+
+/// Applies the phase's formula to `kLanes` of the elements, from element `first` on, which is
+/// element `place` of a vector.
+template <class Phase, int kLanes, class Access, class T, int kCount>
+__device__ __forceinline__ void apply(const Chunk<Access>& chunk, T (&params)[kCount],
+                                      const T (&grads)[kCount],
+                                      T (&states)[Access::kStates][kCount], int first,
+                                      [[maybe_unused]] int place,
                                       [[maybe_unused]] typename Phase::Sums& sums) {
   using Functor = typename Phase::Functor;
+  using Values = Lanes<T, kLanes>;
+  Values param = Values::of(params, first);
+  Values state[Access::kStates];
+#pragma unroll
+  for (int k = 0; k < Access::kStates; ++k) state[k] = Values::of(states[k], first);
   if constexpr (Phase::kMeasures) {
     if constexpr (Phase::kMovesStates) {
-      Functor::move(param, grad, state, chunk.team->coefs);
+      Functor::move(param, Values::of(grads, first), state, chunk.team->coefs);
 #pragma unroll
       for (int k = 0; k < Access::kStates; ++k) {
-        state[k] = Access::stored(chunk, Access::kStateOperand + k, state[k]);
+        state[k] = each_lane<T, kLanes>([&](int i) {
+          return Access::stored(chunk, Access::kStateOperand + k, state[k].lane[i]);
+        });
       }
     }
-    T measured[Functor::kNumNorms];
-    Functor::measure(param, grad, state, chunk.team->coefs, measured);
+    Values measured[Functor::kNumNorms];
+    Functor::measure(param, Values::of(grads, first), state, chunk.team->coefs, measured);
 #pragma unroll
-    for (int n = 0; n < Functor::kNumNorms; ++n) sums.norms[n].add(measured[n], place % 4);
+    for (int i = 0; i < kLanes; ++i) {
+#pragma unroll
+      for (int n = 0; n < Functor::kNumNorms; ++n) {
+        sums.norms[n].add(measured[n].lane[i], (place + i) % 4);
+      }
+    }
   } else {
-    Functor::update(param, grad, state, chunk.team->coefs);
+    Functor::update(param, Values::of(grads, first), state, chunk.team->coefs);
   }
+  param.put(params, first);
+#pragma unroll
+  for (int k = 0; k < Access::kStates; ++k) state[k].put(states[k], first);
 }
 
 /// Returns a gradient times its coefficient. A measure reads the second factor, which is almost
@@ -123,6 +158,7 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
                                               typename Phase::Sums& sums) {
   using T = typename Access::Compute;
   constexpr int kGroup = Access::kGroup;
+  constexpr int kLanes = Divides<typename Access::Functor> && kGroup >= 4 ? 4 : 1;
   constexpr int kState = Access::kStateOperand;
   typename Access::RawSource raw_source;
   typename Access::RawGrad raw_grad = {};
@@ -153,15 +189,12 @@ __device__ __forceinline__ void handle_vector(const Chunk<Access>& chunk, std::u
       Access::get(chunk, kState + k, raw_state[k], group, state[k]);
     }
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      T element_state[Access::kStates];
+    for (T& value : grad) {
+      value = Phase::kMeasures ? scaled<Phase>(chunk, value) : value * chunk.grad_coef.factor;
+    }
 #pragma unroll
-      for (int k = 0; k < Access::kStates; ++k) element_state[k] = state[k][i];
-      const T unscaled =
-          Phase::kMeasures ? scaled<Phase>(chunk, grad[i]) : grad[i] * chunk.grad_coef.factor;
-      apply<Phase>(chunk, param[i], unscaled, element_state, kGroup * group + i, sums);
-#pragma unroll
-      for (int k = 0; k < Access::kStates; ++k) state[k][i] = element_state[k];
+    for (int first = 0; first < kGroup; first += kLanes) {
+      apply<Phase, kLanes>(chunk, param, grad, state, first, kGroup * group + first, sums);
     }
     if constexpr (!Phase::kMeasures) Access::set(raw_source, group, param);
     ema.move(chunk, group, param);
@@ -187,30 +220,30 @@ __device__ __forceinline__ void handle_single(const Chunk<Access>& chunk, std::u
   using Grad = typename Access::Grad;
   using State = typename Access::State;
   constexpr int kState = Access::kStateOperand;
-  T param = Access::load_source_one(chunk, index);
-  T grad = T(0);
+  T param[] = {Access::load_source_one(chunk, index)};
+  T grad[] = {T(0)};
   if constexpr (Phase::kReadsGrad) {
-    grad = Access::template load_one<Grad>(chunk, Access::kGradOperand, index);
-    grad = scaled<Phase>(chunk, grad);
+    grad[0] = Access::template load_one<Grad>(chunk, Access::kGradOperand, index);
+    grad[0] = scaled<Phase>(chunk, grad[0]);
   }
-  T state[Access::kStates];
+  T state[Access::kStates][1];
 #pragma unroll
   for (int k = 0; k < Access::kStates; ++k) {
-    state[k] = T(0);
+    state[k][0] = T(0);
     if (!Phase::kReadsStates || !chunk.uses_state[k]) continue;
-    state[k] = Access::template load_one<State>(chunk, kState + k, index);
+    state[k][0] = Access::template load_one<State>(chunk, kState + k, index);
   }
-  apply<Phase>(chunk, param, grad, state, 0, sums);
-  if constexpr (!Phase::kMeasures) Access::store_source_one(chunk, index, param);
-  EmaVec<Access>::move_one(chunk, index, param);
+  apply<Phase, 1>(chunk, param, grad, state, 0, 0, sums);
+  if constexpr (!Phase::kMeasures) Access::store_source_one(chunk, index, param[0]);
+  EmaVec<Access>::move_one(chunk, index, param[0]);
   if constexpr (Phase::kMovesStates) {
 #pragma unroll
     for (int k = 0; k < Access::kStates; ++k) {
       if (!chunk.uses_state[k]) continue;
-      Access::template store_one<State>(chunk, kState + k, index, state[k]);
+      Access::template store_one<State>(chunk, kState + k, index, state[k][0]);
     }
     if (chunk.write_back_grads) {
-      Access::template store_one<Grad>(chunk, Access::kGradOperand, index, grad);
+      Access::template store_one<Grad>(chunk, Access::kGradOperand, index, grad[0]);
     }
   }
 }
@@ -272,7 +305,8 @@ __device__ __forceinline__ void write_partials(const Launch<Phase>& launch, cons
 }
 
 /// The body of both kernels. One thread per team computes, in fp64, the data that the team's
-/// elements share.
+/// elements share. Meanwhile the threads' first vectors are on their way to the L2 cache. Loads
+/// into registers would need more of these than there are beside the fp64 computation.
 template <class Phase, bool kAligned>
 __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   using Access = typename Phase::Access;
@@ -284,6 +318,9 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
   const bool prepares = share.row >= 0 && share.rank == 0;
   const float step = prepares ? *find<Phase, kAligned>(launch, share.row).row.step : 0.0f;
   if (skip != 0.0f) return;
+  if (share.row >= 0) {
+    prefetch_vector(launch, find<Phase, kAligned>(launch, share.row), share);
+  }
   if (prepares) {
     const FoundRow<Phase> found = find<Phase, kAligned>(launch, share.row);
     const auto& params = launch.groups[found.group];

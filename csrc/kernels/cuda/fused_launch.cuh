@@ -67,13 +67,9 @@ Peeling peeling_of(const Launch<Phase>& launch, const Row<Phase>& row,
   OperandAccess accesses[Access::kOperands];
   int count = 0;
   for (int o = 0; o < Access::kOperands; ++o) {
-    const int state = o - Access::kStateOperand;
-    const bool is_state = state >= 0 && state < Access::kStates;
-    if (is_state && !(Phase::kReadsStates && Phase::Functor::uses_state(params, state))) continue;
-    if (!launch.has_operand(o) || (o == Access::kGradOperand && !Phase::kReadsGrad)) continue;
+    const bool write_only = !Phase::kMeasures && o == Access::kParamOperand && launch.has_master();
+    if (!write_only && !reads_operand(launch, params, o)) continue;
     const bool read_only = o == Access::kGradOperand && !launch.write_back_grads;
-    const bool write_only = o == Access::kParamOperand && launch.has_master();
-    if (Phase::kMeasures && write_only) continue;
     accesses[count++] = {reinterpret_cast<std::uintptr_t>(row.operands[o]), launch.element_size(o),
                          read_only || write_only ? 1u : 2u};
   }

@@ -75,8 +75,10 @@ struct LookedUpAccess {
     TORCHFUSE_HOST_DEVICE std::uint32_t element_size(int operand) const {
       return static_cast<std::uint32_t>(size_of(dtypes[operand]));
     }
-    bool has_master() const { return master; }
-    bool has_operand(int operand) const { return operand != kMasterOperand || master || remainder; }
+    TORCHFUSE_HOST_DEVICE bool has_master() const { return master; }
+    TORCHFUSE_HOST_DEVICE bool has_operand(int operand) const {
+      return operand != kMasterOperand || master || remainder;
+    }
   };
   /// Stochastic rounding needs the parameter's number and the element's number in the parameter.
   struct RowData {

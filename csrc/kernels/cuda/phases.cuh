@@ -134,6 +134,22 @@ struct Launch : Phase::Access::Storage {
   }
 };
 
+/// Whether a launch reads an operand of rows with the hyper-parameters `params`. A parameter with a
+/// master is only written.
+template <class Phase>
+TORCHFUSE_HOST_DEVICE bool reads_operand(const Launch<Phase>& launch,
+                                         const typename Phase::Functor::Params& params,
+                                         int operand) {
+  using Access = typename Phase::Access;
+  const int state = operand - Access::kStateOperand;
+  if (state >= 0 && state < Access::kStates) {
+    return Phase::kReadsStates && Phase::Functor::uses_state(params, state);
+  }
+  if (operand == Access::kParamOperand) return !launch.has_master();
+  if (operand == Access::kGradOperand) return Phase::kReadsGrad;
+  return launch.has_operand(operand);
+}
+
 template <class Phase, bool kAligned>
 __device__ __forceinline__ RowShare share_of(const Launch<Phase>& launch) {
   if constexpr (kTakesSpans<Phase, kAligned>) {

@@ -10,7 +10,7 @@
 //
 // A policy first loads stored bits, so that the loads of all operands are in flight together. The
 // policy then converts kGroup elements at a time: a pair, so that few converted values are alive,
-// or a full vector, so that the type is looked up once.
+// four that are divided together, or a full vector, so that the type is looked up once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,6 +23,7 @@
 #include "kernels/common/tensor_table.h"
 #include "kernels/cuda/alignment.h"
 #include "kernels/cuda/vec.cuh"
+#include "kernels/fused_optimizer.h"
 
 namespace torchfuse::kernels::cuda {
 
@@ -47,7 +48,7 @@ struct TypedAccess {
   static constexpr int kVec =
       kVectorBytes /
       (sizeof(Param) == 2 || sizeof(Grad) == 2 || sizeof(State) == 2 ? 2 : sizeof(Param));
-  static constexpr int kGroup = 2;
+  static constexpr int kGroup = Divides<Functor> && kVec >= 4 ? 4 : 2;
 
   using RawSource = RawVec<Source, kVec>;
   using RawGrad = RawVec<Grad, kVec>;
@@ -57,10 +58,12 @@ struct TypedAccess {
   static constexpr int kLoadBytes =
       kVec * static_cast<int>(sizeof(Source) + sizeof(Grad) + kStates * sizeof(State));
   /// Resident blocks per multiprocessor in the register budget: the maximum without spills on every
-  /// architecture. 40 to 96 KB of loads are in flight.
-  static constexpr int kUpdateBlocksPerSm = sizeof(Compute) == 8 || kLoadBytes >= 128 ? 2
-                                            : kVec == 4                               ? 4
-                                                                                      : 3;
+  /// architecture. With three states, only Adam's, fewer loads fit. 40 to 96 KB of loads are in
+  /// flight.
+  static constexpr int kUpdateBlocksPerSm =
+      sizeof(Compute) == 8 || kLoadBytes >= (kStates == 3 ? 96 : 128) ? 2
+      : kVec == 4                                                     ? 4
+                                                                      : 3;
   static constexpr int kMeasureBlocksPerSm = kVec == 4 ? 3 : 2;
   /// Whether a measure has a separate loop for aligned rows. The loop saves an eighth of the
   /// instructions with seven accesses, and little with two. With 16-bit operands it would cost a
@@ -77,8 +80,8 @@ struct TypedAccess {
       if (operand == kSourceOperand) return sizeof(Source);
       return sizeof(State);
     }
-    static constexpr bool has_master() { return kMaster; }
-    static constexpr bool has_operand(int) { return true; }
+    TORCHFUSE_HOST_DEVICE static constexpr bool has_master() { return kMaster; }
+    TORCHFUSE_HOST_DEVICE static constexpr bool has_operand(int) { return true; }
   };
   /// Additional data per row, team and chunk: none.
   struct RowData {
@@ -134,20 +137,20 @@ struct TypedAccess {
   template <class Chunk>
   __device__ __forceinline__ static void get_source(const Chunk&, const RawSource& raw, int group,
                                                     Compute (&values)[kGroup]) {
-    get_pair(raw, group, values);
+    get_values(raw, group * kGroup, values);
   }
 
   template <class Chunk, class S>
   __device__ __forceinline__ static void get(const Chunk&, int /*operand*/,
                                              const RawVec<S, kVec>& raw, int group,
                                              Compute (&values)[kGroup]) {
-    get_pair(raw, group, values);
+    get_values(raw, group * kGroup, values);
   }
 
   template <class S>
   __device__ __forceinline__ static void set(RawVec<S, kVec>& raw, int group,
                                              const Compute (&values)[kGroup]) {
-    set_pair(raw, group, values);
+    set_values(raw, group * kGroup, values);
   }
 
   // --- Elements

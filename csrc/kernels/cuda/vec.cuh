@@ -150,6 +150,15 @@ __device__ __forceinline__ void store_vec(unsigned char* address, const RawVec<S
   }
 }
 
+/// Asks for the memory at `address`, so that a later load finds it in the L2 cache.
+#if defined(__CUDACC__)
+__device__ __forceinline__ void prefetch(const unsigned char* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+}
+#else
+void prefetch(const unsigned char* address);  // defined by the code that runs kernels on a CPU
+#endif
+
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
 __device__ __forceinline__ float widen(BFloat16 value) { return to_float(value); }
@@ -202,6 +211,29 @@ __device__ __forceinline__ void set_pair(RawVec<S, kVec>& raw, int pair, const T
   } else {
     static_assert(sizeof(T) == sizeof(S));
     memcpy(&raw.words[pair * static_cast<int>(sizeof values / 4)], values, sizeof values);
+  }
+}
+
+/// Converts the `kCount` elements of a vector from element `first` on. Both numbers are even.
+template <class T, class S, int kVec, int kCount>
+__device__ __forceinline__ void get_values(const RawVec<S, kVec>& raw, int first,
+                                           T (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    T two[2];
+    get_pair(raw, (first + i) / 2, two);
+    values[i] = two[0];
+    values[i + 1] = two[1];
+  }
+}
+
+template <class T, class S, int kVec, int kCount>
+__device__ __forceinline__ void set_values(RawVec<S, kVec>& raw, int first,
+                                           const T (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    const T two[2] = {values[i], values[i + 1]};
+    set_pair(raw, (first + i) / 2, two);
   }
 }
 

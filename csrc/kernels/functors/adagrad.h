@@ -31,6 +31,7 @@ struct Adagrad {
   };
   static constexpr const char* kStateNames[] = {"sum"};
   static constexpr int kNumStates = 1;
+  static constexpr bool kDivides = true;
 
   /// Returns whether these hyper-parameters use the operand `state`.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params&, int /*state*/) { return true; }

@@ -39,6 +39,7 @@ struct Adam {
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   static constexpr int kNumStates = 3;    ///< exp_avg, exp_avg_sq, max_exp_avg_sq (AMSGrad only)
   static constexpr int kLeastStates = 2;  ///< always used
+  static constexpr bool kDivides = true;
 
   /// Returns whether these hyper-parameters use the operand `state`.
   TORCHFUSE_HOST_DEVICE static bool uses_state(const Params& params, int state) {

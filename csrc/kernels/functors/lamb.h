@@ -45,6 +45,7 @@ struct Lamb {
   };
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
   static constexpr int kNumStates = 2;
+  static constexpr bool kDivides = true;
   static constexpr int kNumNorms = 2;  ///< norms of the parameter and its update
   static constexpr bool kStatesInMeasure = true;
   static constexpr bool kTracksNorm = false;

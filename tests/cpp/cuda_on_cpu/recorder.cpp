@@ -6,6 +6,11 @@
 #include <map>
 
 #include "engine.h"
+#include "grid.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace cuda_on_cpu {
 namespace {
@@ -32,6 +37,15 @@ Range& range_at(const void* begin) {
   return found->second;
 }
 
+Range* find(std::uintptr_t address) {
+  if (last_hit != nullptr && address - last_hit->begin < last_hit->bytes) return last_hit;
+  const auto behind = ranges().upper_bound(address);
+  if (behind == ranges().begin()) return nullptr;
+  Range& range = std::prev(behind)->second;
+  if (address - range.begin >= range.bytes) return nullptr;
+  return last_hit = &range;
+}
+
 }  // namespace
 
 void watch(const void* begin, std::size_t bytes) {
@@ -39,6 +53,7 @@ void watch(const void* begin, std::size_t bytes) {
   Range range{reinterpret_cast<std::uintptr_t>(begin), bytes, {}};
   range.counts.reads.resize(bytes);
   range.counts.writes.resize(bytes);
+  range.counts.prefetched.resize(bytes);
   ranges()[range.begin] = std::move(range);
 }
 
@@ -49,6 +64,26 @@ void unwatch(const void* begin) {
 
 const AccessCounts& counts_of(const void* begin) { return range_at(begin).counts; }
 
+}  // namespace cuda_on_cpu
+
+namespace torchfuse::kernels::cuda {
+
+void prefetch(const unsigned char* address) {
+  cuda_on_cpu::Range* const range = cuda_on_cpu::find(reinterpret_cast<std::uintptr_t>(address));
+  if (range != nullptr) {
+    range->counts.prefetched[reinterpret_cast<std::uintptr_t>(address) - range->begin] = true;
+  }
+#if defined(__SANITIZE_ADDRESS__)
+  if (__asan_address_is_poisoned(address) != 0) {
+    cuda_on_cpu::fault("a prefetch out of bounds, of %p", static_cast<const void*>(address));
+  }
+#endif
+}
+
+}  // namespace torchfuse::kernels::cuda
+
+namespace cuda_on_cpu {
+
 #if defined(CUDA_ON_CPU_RECORDER)
 
 bool recorder_available() { return true; }
@@ -56,15 +91,6 @@ bool recorder_available() { return true; }
 namespace {
 
 enum class Access { kRead, kWrite };
-
-Range* find(std::uintptr_t address) {
-  if (last_hit != nullptr && address - last_hit->begin < last_hit->bytes) return last_hit;
-  const auto behind = ranges().upper_bound(address);
-  if (behind == ranges().begin()) return nullptr;
-  Range& range = std::prev(behind)->second;
-  if (address - range.begin >= range.bytes) return nullptr;
-  return last_hit = &range;
-}
 
 void count(std::vector<std::uint8_t>& bytes, std::size_t first, std::size_t number) {
   for (std::size_t i = first; i < first + number && i < bytes.size(); ++i) {

@@ -14,6 +14,7 @@ namespace cuda_on_cpu {
 struct AccessCounts {
   std::vector<std::uint8_t> reads;   ///< per byte, at most 255
   std::vector<std::uint8_t> writes;  ///< per byte, at most 255
+  std::vector<bool> prefetched;      ///< per byte, whether it was asked for
   std::size_t loads = 0;
   std::size_t stores = 0;
 };

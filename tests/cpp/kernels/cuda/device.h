@@ -77,6 +77,8 @@ class DeviceMemory {
   /// Load and store instructions since then; 0 where they are not counted.
   std::size_t loads() const;
   std::size_t stores() const;
+  /// Addresses that were prefetched.
+  std::size_t prefetches() const;
 
  private:
   struct State;

@@ -136,4 +136,10 @@ std::size_t DeviceMemory::stores() const {
   return cuda_on_cpu::counts_of(state_->data).stores;
 }
 
+std::size_t DeviceMemory::prefetches() const {
+  if (!accesses_are_counted() || state_->bytes == 0) return 0;
+  const std::vector<bool>& bytes = cuda_on_cpu::counts_of(state_->data).prefetched;
+  return static_cast<std::size_t>(std::count(bytes.begin(), bytes.end(), true));
+}
+
 }  // namespace torchfuse::kernels::testing

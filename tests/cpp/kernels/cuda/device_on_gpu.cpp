@@ -128,5 +128,6 @@ void DeviceMemory::expect_margins_intact() const {
 void DeviceMemory::expect_accesses(unsigned, unsigned) const {}
 std::size_t DeviceMemory::loads() const { return 0; }
 std::size_t DeviceMemory::stores() const { return 0; }
+std::size_t DeviceMemory::prefetches() const { return 0; }
 
 }  // namespace torchfuse::kernels::testing

@@ -3,6 +3,8 @@
 // number of tensors and of groups, mode and address.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "update_problem.h"
 
 namespace torchfuse::kernels::testing {
@@ -286,6 +288,30 @@ TEST_P(CudaFusedUpdateAddresses, AlignedTensorsTakeNothingButVectors) {
     const bool write_only = part == kParam && tuple.has_master;
     EXPECT_EQ(problem.traffic(part).loads, write_only ? 0 : accesses);
     EXPECT_EQ(problem.traffic(part).stores, part == kGrad ? 0 : accesses);
+  }
+}
+
+TEST_P(CudaFusedUpdateAddresses, ThreadsPrefetchTheirFirstVectorOfWhatTheyRead) {
+  const UpdateTuple tuple = GetParam();
+  const auto vec = static_cast<std::size_t>(tuple.vec());
+  const UpdateGroups groups = one_group();
+  UpdateProblem problem(tuple, tensors_in_turn(4, {tuple.vec(), 496, 520, 300 * tuple.vec()}),
+                        groups);
+  problem.set_apart([](Part, std::size_t) { return 0; });
+  for (const bool rows_on_device : {false, true}) {
+    problem.rows_on_device = rows_on_device;
+    problem.run({.seed = 5});
+    if (!accesses_are_counted()) return;
+    // Chunks have 256 vectors. Those of kept rows have 2,048 elements, also of wide types.
+    const auto threads_for = [&](std::size_t vectors) {
+      return rows_on_device && vec < 8 ? std::min<std::size_t>(256, vectors) : vectors;
+    };
+    const std::size_t threads = 1 + 32 + threads_for(520 / vec) + threads_for(300);
+    for (const Part part : parts_of(tuple)) {
+      SCOPED_TRACE(name_of(part));
+      const bool write_only = part == kParam && tuple.has_master;
+      EXPECT_EQ(problem.traffic(part).prefetches, write_only ? 0 : threads);
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What only a GPU can answer: how it rounds around the smallest normal number, and whether
-// compute-sanitizer finds a fault that is there.
+// What only a GPU can answer: how it rounds around the smallest normal number, how good its
+// approximations are, and whether compute-sanitizer finds a fault that is there.
 //
 // TORCHFUSE_PLANTED_FAULT=out_of_bounds or missing_barrier puts that fault into the kernel below.
 #include <gtest/gtest.h>
@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "device.h"
+#include "kernels/common/float16.h"
 #include "kernels/common/math.h"
+#include "kernels/cuda/lanes.cuh"
 
 namespace torchfuse::kernels::testing {
 namespace {
@@ -107,6 +109,90 @@ TEST(CudaRounding, OfAProductNearTheSmallestNormalNumber) {
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   synchronize();
   record("fp32_product_below_2^-126", product.to_host()[0]);
+}
+
+constexpr int kLanes = 4;
+
+/// Counts roots and quotients that differ from the compiler's, for all numbers from 1 to 4, which
+/// are divided by numbers from 1 to 2.
+__global__ void count_differences(unsigned* differences) {
+  constexpr std::uint32_t kOne = 127u << 23;
+  const std::uint32_t first = kLanes * (blockIdx.x * blockDim.x + threadIdx.x);
+  cuda::Lanes<float, kLanes> x, divisor;
+  for (int i = 0; i < kLanes; ++i) {
+    const std::uint32_t bits = first + static_cast<std::uint32_t>(i);
+    x.lane[i] = bits_to_float(kOne + bits);
+    divisor.lane[i] = bits_to_float(kOne | (bits * 2654435761u) >> 9);
+  }
+  const auto roots = sqrt(x);
+  const auto quotients = x / divisor;
+  for (int i = 0; i < kLanes; ++i) {
+    if (roots.lane[i] != kernels::sqrt(x.lane[i])) atomicAdd(&differences[0], 1);
+    if (quotients.lane[i] != x.lane[i] / divisor.lane[i]) atomicAdd(&differences[1], 1);
+  }
+}
+
+/// Divides `count` numbers, a multiple of the lanes, and takes their roots: as groups, and alone.
+__global__ void divide_both_ways(const float* a, const float* b, float* in_groups, float* alone,
+                                 int count) {
+  using Values = cuda::Lanes<float, kLanes>;
+  for (int i = 0; i < count; ++i) {
+    alone[i] = a[i] / b[i];
+    alone[count + i] = kernels::sqrt(a[i]);
+  }
+  for (int i = 0; i < count; i += kLanes) {
+    Values dividend, divisor;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      dividend.lane[lane] = a[i + lane];
+      divisor.lane[lane] = b[i + lane];
+    }
+    const Values quotients = dividend / divisor;
+    const Values roots = sqrt(dividend);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      in_groups[i + lane] = quotients.lane[lane];
+      in_groups[count + i + lane] = roots.lane[lane];
+    }
+  }
+}
+
+TEST(CudaStraightLine, UnusualOperandsGiveTheCompilersResults) {
+  std::vector<float> edges{0.0f, 0x1p-149f, 0x1p-126f, 1.0f, 3.0f, INFINITY, NAN};
+  for (const float edge : {cuda::kLeastRoot, 0x1p46f, 0x1.fffffcp127f}) {
+    for (const int step : {-1, 0, 1}) {
+      edges.push_back(bits_to_float(float_bits(edge) + static_cast<std::uint32_t>(step)));
+    }
+  }
+  std::vector<float> a, b;
+  for (const float dividend : edges) {
+    for (const float divisor : edges) {  // usual and unusual ones are in one group
+      a.insert(a.end(), {dividend, -dividend, dividend, -dividend});
+      b.insert(b.end(), {divisor, divisor, -divisor, -divisor});
+    }
+  }
+  const DeviceArray<float> device_a(a), device_b(b);
+  const auto count = static_cast<std::int64_t>(a.size());
+  const auto in_groups = DeviceArray<float>::unwritten(2 * count);
+  const auto alone = DeviceArray<float>::unwritten(2 * count);
+  divide_both_ways<<<1, 1, 0, stream()>>>(device_a.data(), device_b.data(), in_groups.data(),
+                                          alone.data(), static_cast<int>(count));
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  synchronize();
+  const std::vector<float> got = in_groups.to_host(), expected = alone.to_host();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(float_bits(got[i]), float_bits(expected[i]))
+        << (i < a.size() ? "quotient" : "root") << " of " << a[i % a.size()] << " and "
+        << b[i % a.size()];
+  }
+}
+
+TEST(CudaStraightLine, RootsAndQuotientsAreTheCompilers) {
+  const DeviceArray<unsigned> differences(std::vector<unsigned>{0, 0});
+  constexpr unsigned kBlocks = (2u << 23) / (kLanes * kThreads);
+  count_differences<<<kBlocks, kThreads, 0, stream()>>>(differences.data());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  synchronize();
+  EXPECT_EQ(differences.to_host()[0], 0u);
+  EXPECT_EQ(differences.to_host()[1], 0u);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ namespace torchfuse::kernels::testing {
 struct Traffic {
   std::size_t loads = 0;
   std::size_t stores = 0;
+  std::size_t prefetches = 0;
 };
 
 /// Elements per chunk of a list of `total`: at least one vector for each of 256 threads, and 4,096
@@ -106,13 +107,14 @@ class UpdateProblem {
     }
   }
 
-  /// Load and store instructions on a part in the last launch.
+  /// Load and store instructions on a part in the last launch, and addresses prefetched.
   Traffic traffic(Part part) const {
     Traffic sum;
     for (const Place& place : places_) {
       if (place.part != part) continue;
       sum.loads += place.memory.loads();
       sum.stores += place.memory.stores();
+      sum.prefetches += place.memory.prefetches();
     }
     return sum;
   }
