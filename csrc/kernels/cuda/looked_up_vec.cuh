@@ -88,13 +88,7 @@ __device__ __forceinline__ void get_as(DType dtype, const LookedUpVec& raw,
     RawVec<S, LookedUpVec::kElements> typed;
 #pragma unroll
     for (int i = 0; i < typed.kWords; ++i) typed.words[i] = raw.words[i];
-#pragma unroll
-    for (int pair = 0; pair < LookedUpVec::kElements / 2; ++pair) {
-      float two[2];
-      get_pair(typed, pair, two);
-      values[2 * pair] = two[0];
-      values[2 * pair + 1] = two[1];
-    }
+    get_values(typed, 0, values);
   });
 }
 
