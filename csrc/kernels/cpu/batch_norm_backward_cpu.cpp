@@ -22,6 +22,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
   const BatchNormShape& shape = args.shape;
   const std::int64_t c = item.channel_begin;
   const std::int64_t count = item.inner_end - item.inner_begin;
+  const bool far = fetches_far<kDType>(shape);
   const V center(*terms_row<T>(args.terms, 0, shape.channels, c));
   const V scale(*terms_row<T>(args.terms, 1, shape.channels, c));
   const V shift(*terms_row<T>(args.terms, 2, shape.channels, c));
@@ -50,11 +51,11 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
       if (kGate == Gate::kOutput && dz != nullptr) store_vector<kDType>(dz + at, passing);
     };
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch_planes<kDType, kGate>(dy + i, x + i, y + i, kSumLanes);
+      prefetch_planes<kGate>(dy + i, x + i, y + i, kSumLanes, count - i, far);
 #pragma GCC unroll 32
       for (std::int64_t v = 0; v < kVectors; ++v) add_full(v, i + v * kWidth);
     }
-    prefetch_planes<kDType, kGate>(dy + i, x + i, y + i, count - i);
+    prefetch_planes<kGate>(dy + i, x + i, y + i, count - i, count - i, far);
     // Zero gradients past the end add nothing.
     for_each_lane_vector<T>(
         count - i,
@@ -87,6 +88,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
   const T* centers = terms_row<T>(args.terms, 0, args.shape.channels, first);
   const T* scales = terms_row<T>(args.terms, 1, args.shape.channels, first);
   const T* shifts = terms_row<T>(args.terms, 2, args.shape.channels, first);
+  const bool far = fetches_far<kDType>(args.shape);
   const auto add_rows = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* dy = run_of<kDType>(args.grad_output, row, first, 0);
@@ -103,7 +105,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormBackwardReduceArgs& args,
       const V center = load_terms(centers + c);
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
-        prefetch_block<kDType, kGate, kRows>(args, dy, x, y, channels, r, c);
+        prefetch_block<kDType, kGate, kRows>(args, dy, x, y, channels, r, c, far);
         const V deviation = load_vector<kDType>(x + r * x_stride + c) - center;
         const V passing = passed<kGate>(load_vector<kDType>(dy + r * dy_stride + c), deviation,
                                         load_vector<kDType>(y + r * y_stride + c),

@@ -22,6 +22,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
   constexpr std::int64_t kVectors = kSumVectors<T>;
   const std::int64_t c = item.channel_begin;
   const std::int64_t count = item.inner_end - item.inner_begin;
+  const bool far = fetches_far<kDType>(args.shape);
   const E first = *run_of<kDType>(args.input, item.outer_begin, c, item.inner_begin);
   const V pivot(load_one(&first));
   V sum[kVectors];
@@ -37,11 +38,11 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
     const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
     std::int64_t i = 0;
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch_lines(x + i, bytes_of<kDType>(kSumLanes), kPlanesAheadBytes);
+      prefetch_plane(x + i, kSumLanes, count - i, far);
 #pragma GCC unroll 32
       for (std::int64_t v = 0; v < kVectors; ++v) add(v, load_vector<kDType>(x + i + v * kWidth));
     }
-    prefetch_lines(x + i, bytes_of<kDType>(count - i), kPlanesAheadBytes);
+    prefetch_plane(x + i, count - i, count - i, far);
     // Pivots past the end add nothing.
     for_each_lane_vector<T>(
         count - i,
@@ -72,6 +73,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
   const E* first = run_of<kDType>(args.input, item.outer_begin, item.channel_begin, 0);
   for (std::int64_t c = 0; c < channels; ++c) pivots[c] = load_one(first + c);
   const std::int64_t stride = args.input.outer_stride;
+  const bool far = fetches_far<kDType>(args.shape);
   const auto add_rows = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
     const E* x = run_of<kDType>(args.input, row, item.channel_begin, 0);
@@ -82,7 +84,7 @@ __attribute__((noinline)) void sum_rows(const BatchNormStatsArgs& args, const Ba
       V q(T(0));
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kRows; ++r) {
-        prefetch_rows<kRows, kWidth>(x, args.input, channels, r, c);
+        prefetch_rows<kRows, kWidth>(x, args.input, channels, r, c, far);
         const V deviation = load_vector<kDType>(x + r * stride + c) - pivot;
         s = s + deviation;
         q = fma(deviation, deviation, q);

@@ -39,23 +39,24 @@ TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardRedu
   return static_cast<ElementOf<kDType>*>(args.grad_residual) + offset;
 }
 
-/// Prefetches data ahead for the gradient sums of planes: `count` elements per operand.
-template <DType kDType, Gate kGate, class E>
-TORCHFUSE_INLINE void prefetch_planes(const E* dy, const E* x, const E* y, std::int64_t count) {
-  prefetch_lines(dy, bytes_of<kDType>(count), kPlanesAheadBytes);
-  prefetch_lines(x, bytes_of<kDType>(count), kPlanesAheadBytes);
-  if (kGate == Gate::kOutput) prefetch_lines(y, bytes_of<kDType>(count), kPlanesAheadBytes);
+/// Prefetches ahead of `count` elements of each operand: see prefetch_plane().
+template <Gate kGate, class E>
+TORCHFUSE_INLINE void prefetch_planes(const E* dy, const E* x, const E* y, std::int64_t count,
+                                      std::int64_t left, bool far) {
+  prefetch_plane(dy, count, left, far);
+  prefetch_plane(x, count, left, far);
+  if (kGate == Gate::kOutput) prefetch_plane(y, count, left, far);
 }
 
 /// Like prefetch_planes(), for rows: see prefetch_rows().
 template <DType kDType, Gate kGate, std::int64_t kRows, class E>
 TORCHFUSE_INLINE void prefetch_block(const BatchNormBackwardReduceArgs& args, const E* dy,
                                      const E* x, const E* y, std::int64_t channels, std::int64_t r,
-                                     std::int64_t c) {
+                                     std::int64_t c, bool far) {
   constexpr std::int64_t kWidth = kWidthOf<kDType>;
-  prefetch_rows<kRows, kWidth>(dy, args.grad_output, channels, r, c);
-  prefetch_rows<kRows, kWidth>(x, args.input, channels, r, c);
-  if (kGate == Gate::kOutput) prefetch_rows<kRows, kWidth>(y, args.output, channels, r, c);
+  prefetch_rows<kRows, kWidth>(dy, args.grad_output, channels, r, c, far);
+  prefetch_rows<kRows, kWidth>(x, args.input, channels, r, c, far);
+  if (kGate == Gate::kOutput) prefetch_rows<kRows, kWidth>(y, args.output, channels, r, c, far);
 }
 
 template <class T>

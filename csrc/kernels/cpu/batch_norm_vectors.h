@@ -7,6 +7,7 @@
 #include "kernels/batch_norm.h"
 #include "kernels/cpu/batch_norm_split.h"
 #include "kernels/cpu/elements.h"
+#include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -23,10 +24,11 @@ constexpr std::int64_t kWriteVectors = 2;
 // alternately within a page nor a sequence of many short planes. Therefore each line is prefetched
 // explicitly, in memory order. With uncached data on an AMD EPYC, reading rows of 512 to 1,024
 // bytes then takes half to two thirds of the time.
-/// Prefetch distances in bytes: kRowsAheadBytes for row sums, kPlanesAheadBytes for plane sums,
-/// kAheadBytes for results.
+// Uncached rows and planes are prefetched twice: see Note [Two prefetch distances].
+/// Prefetch distances of rows in bytes: kAheadBytes for results and for rows that are prefetched
+/// twice, kRowsAheadBytes for other sums and for the second-level cache.
+constexpr std::int64_t kAheadBytes = 2048;
 constexpr std::int64_t kRowsAheadBytes = 8192;
-constexpr std::int64_t kPlanesAheadBytes = 1024;
 /// Prefetch distance for rows that are not adjacent, or whose channels are processed in parts.
 constexpr std::int64_t kRowsAhead = 4;
 
@@ -41,6 +43,21 @@ constexpr std::int64_t bytes_of(std::int64_t elements) {
   return elements * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
 }
 
+/// Returns whether a pass prefetches twice. With 16-bit elements, it computes for longer than it
+/// waits for memory.
+template <DType kDType>
+TORCHFUSE_INLINE bool fetches_far(const BatchNormShape& shape) {
+  return sizeof(ElementOf<kDType>) > 2 && shape.numel() >= kUncachedElements;
+}
+
+/// Prefetches ahead of `count` elements of a plane, up to the plane's `left` elements.
+template <class E>
+TORCHFUSE_INLINE void prefetch_plane(const E* p, std::int64_t count, std::int64_t left, bool far) {
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(E));
+  prefetch_ahead<1>(p, 0, count * kSize);
+  if (far && left * kSize > kFarBytes) prefetch_ahead<2>(p, 0, count * kSize);
+}
+
 /// Returns whether a tensor's rows are adjacent.
 TORCHFUSE_INLINE bool is_one_run(const BatchNormInput& input, std::int64_t channels) {
   return input.outer_stride == channels;
@@ -50,9 +67,12 @@ TORCHFUSE_INLINE bool is_one_run(const BatchNormInput& input, std::int64_t chann
 /// `channels` channels per row.
 template <std::int64_t kRows, std::int64_t kWidth, class E>
 TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
-                                    std::int64_t channels, std::int64_t r, std::int64_t c) {
+                                    std::int64_t channels, std::int64_t r, std::int64_t c,
+                                    bool far) {
   if (is_one_run(input, channels)) {
-    prefetch(block + c * kRows + r * kWidth, kRowsAheadBytes);
+    const E* const p = block + c * kRows + r * kWidth;
+    prefetch(p, far ? kAheadBytes : kRowsAheadBytes);
+    if (far) prefetch<2>(p, kRowsAheadBytes);
   } else {
     prefetch(block + (r + kRowsAhead) * input.outer_stride + c, 0);
   }
@@ -72,11 +92,6 @@ TORCHFUSE_INLINE void for_each_block_of_row(std::int64_t channels, const Block& 
   if (c == channels) return;
   if (channels >= kWidth) return block(Vectors<1>(), channels - kWidth);
   for (; c < channels; ++c) single(c);
-}
-
-/// Prefetches every line of the `bytes` bytes that begin `ahead` bytes after `p`.
-TORCHFUSE_INLINE void prefetch_lines(const void* p, std::int64_t bytes, std::int64_t ahead) {
-  for (std::int64_t i = 0; i < bytes; i += kLineBytes) prefetch(p, ahead + i);
 }
 
 /// Returns row `row` of the terms, from channel `c` on.
@@ -126,6 +141,7 @@ __attribute__((noinline)) void write_planes(const ElementPass& pass, std::int64_
   const BatchNormShape& shape = pass.shape;
   const bool worth_streaming =
       is_worth_streaming<kDType>(pass.result, shape.outer * shape.channels, shape.inner);
+  const bool far = fetches_far<kDType>(shape);
   for_each_run(shape, begin, end,
                [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
                    std::int64_t offset) __attribute__((always_inline)) {
@@ -143,6 +159,10 @@ __attribute__((noinline)) void write_planes(const ElementPass& pass, std::int64_
                  for_each_element<kWidthOf<kDType>>(
                      count,
                      [&](std::int64_t i) __attribute__((always_inline)) {
+                       if (far) {
+                         prefetch_plane(a + i, kWidthOf<kDType>, count - i, far);
+                         if (kHasSecond) prefetch_plane(b + i, kWidthOf<kDType>, count - i, far);
+                       }
                        store_in_row<kDType>(
                            result + i,
                            compute(load_vector<kDType>(a + i), load_vector<kDType>(b + i), vectors),
@@ -173,6 +193,7 @@ __attribute__((noinline)) void write_rows(const ElementPass& pass, std::int64_t 
   const std::int64_t b_stride = kHasSecond ? pass.second.outer_stride : a_stride;
   const bool a_is_run = is_one_run(pass.first, channels);
   const bool b_is_run = kHasSecond && is_one_run(pass.second, channels);
+  const bool far = fetches_far<kDType>(pass.shape);
   const bool streamed = is_worth_streaming<kDType>(pass.result, pass.shape.outer, channels);
   const auto write = [&](auto row_count, std::int64_t row) __attribute__((always_inline)) {
     constexpr std::int64_t kRows = decltype(row_count)::value;
@@ -191,8 +212,11 @@ __attribute__((noinline)) void write_rows(const ElementPass& pass, std::int64_t 
         for (std::int64_t k = 0; k < kTerms; ++k) terms[k] = load_terms(term_rows[k] + at);
 #pragma GCC unroll 4
         for (std::int64_t r = 0; r < kRows; ++r) {
-          if (a_is_run) prefetch(a + at * kRows + r * kWidth, kAheadBytes);
-          if (b_is_run) prefetch(b + at * kRows + r * kWidth, kAheadBytes);
+          const std::int64_t in_order = at * kRows + r * kWidth;
+          if (a_is_run) prefetch(a + in_order, kAheadBytes);
+          if (b_is_run) prefetch(b + in_order, kAheadBytes);
+          if (a_is_run && far) prefetch<2>(a + in_order, kRowsAheadBytes);
+          if (b_is_run && far) prefetch<2>(b + in_order, kRowsAheadBytes);
           out[r][v] = compute(load_vector<kDType>(a + r * a_stride + at),
                               load_vector<kDType>(b + r * b_stride + at), terms);
         }

@@ -19,9 +19,6 @@ constexpr std::int64_t kSumLanes = 32;
 template <class T>
 constexpr std::int64_t kSumVectors = kSumLanes / Simd<T>::kWidth;
 
-/// Prefetch distance of operands in bytes.
-constexpr std::int64_t kAheadBytes = 2048;
-
 /// Elements of the storage type kDType, computed in ComputeOf.
 template <DType kDType>
 struct StorageOf;

@@ -60,18 +60,18 @@ struct AnyOperands {
 
   const Operands& operands;
 
-  TORCHFUSE_INLINE void fetch(std::int64_t i) const {
-    const auto ahead = [&](const void* operand, DType dtype) {
+  TORCHFUSE_INLINE void fetch(std::int64_t i, Ahead ahead) const {
+    const auto fetch_lanes = [&](const void* operand, DType dtype) __attribute__((always_inline)) {
       const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
-      for (std::int64_t line = 0; operand != nullptr && line < kLanes * size; line += 64) {
-        prefetch(operand, i * size + line + kPrefetchBytes);
-      }
+      if (operand == nullptr) return;
+      if (i < ahead.near_end) prefetch_ahead<1>(operand, i * size, kLanes * size);
+      if (i < ahead.far_end) prefetch_ahead<2>(operand, i * size, kLanes * size);
     };
-    ahead(operands.param_in, operands.param_in_dtype);
-    ahead(operands.remainder, DType::kBFloat16);
-    ahead(operands.grad, operands.grad_dtype);
+    fetch_lanes(operands.param_in, operands.param_in_dtype);
+    fetch_lanes(operands.remainder, DType::kBFloat16);
+    fetch_lanes(operands.grad, operands.grad_dtype);
     for (int k = 0; kMoves && k < Functor::kNumStates; ++k) {
-      ahead(operands.state[k], operands.state_dtype[k]);
+      fetch_lanes(operands.state[k], operands.state_dtype[k]);
     }
   }
 
@@ -102,10 +102,10 @@ struct MeasuredOperands : KnownOperands<Functor, Storage, Functor::kNumStates> {
 
   explicit MeasuredOperands(const Operands& operands) : Base(operands) {}
 
-  TORCHFUSE_INLINE void fetch(std::int64_t begin) const {
+  TORCHFUSE_INLINE void fetch(std::int64_t begin, Ahead ahead) const {
 #pragma GCC unroll 4
     for (std::int64_t i = begin; i < begin + kLanes; i += Base::kBlockElements) {
-      Base::template fetch<true, kMoves>(i);
+      Base::template fetch<false>(i, ahead);
     }
   }
 
@@ -169,7 +169,7 @@ __attribute__((noinline)) void measure_chunk(const Operands& operands, const Acc
   V x[Functor::kNumNorms][kLaneVectors<T>];
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    access.fetch(i);
+    access.fetch(i, operands.ahead);
     measure_lanes<Functor, T>(access, i, coefs, grad_coef, x);
     measured.add(x);
   }
@@ -214,7 +214,7 @@ TORCHFUSE_INLINE void measure_elements(const MeasureArgs<Functor>& args, std::in
         Functor::template prepare<T>(update.groups[row.group], static_cast<double>(*row.step));
     Operands operands = operands_of(update, row);
     operands.write_back = update.write_back_grads;
-    prefetch_start(table, t);
+    prefetch_starts(table, t);
     with_measured_operands<Functor, T>(operands, grad_coef, [&](const auto& access) {
       const auto measure = [&](std::int64_t chunk, std::int64_t first, std::int64_t stop) {
         measure_chunk<Functor, T>(

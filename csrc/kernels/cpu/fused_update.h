@@ -107,8 +107,8 @@ TORCHFUSE_INLINE void update_stretch(const Operands& operands, std::int64_t begi
   std::int64_t i = begin;
   for (; i + kWidth <= end; i += kWidth) {
     const auto ahead = [&](const void* operand, DType dtype) {
-      if (operand != nullptr) {
-        prefetch(operand, i * static_cast<std::int64_t>(size_of(dtype)) + kPrefetchBytes);
+      if (operand != nullptr && i < operands.ahead.near_end) {
+        prefetch(operand, i * static_cast<std::int64_t>(size_of(dtype)) + kNearBytes);
       }
     };
     ahead(operands.param_in, operands.param_in_dtype);
@@ -148,20 +148,15 @@ void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t 
   }
 }
 
-/// Prefetches a later tensor's first cache lines. Within a tensor the hardware prefetches the
-/// operands, but in a list of small tensors every tensor would wait for memory.
-TORCHFUSE_INLINE void prefetch_start(const TensorTable& table, std::int64_t t) {
-  constexpr std::int64_t kAhead = 2;
-  constexpr std::int64_t kBytes = 256;
-  if (t + kAhead >= table.count) return;
-  const TensorRow& row = table.rows[t + kAhead];
-  for (std::int64_t line = 0; line < kBytes; line += 64) {
-    prefetch(table.has_master ? row.master : row.param, line);
-    prefetch(row.grad, line);
-    if (table.has_ema) prefetch(row.ema, line);
-    for (int k = 0; k < kMaxStates; ++k) {
-      if (row.state[k] != nullptr) prefetch(row.state[k], line);
-    }
+/// Prefetches the start of a later tensor's operands.
+TORCHFUSE_INLINE void prefetch_starts(const TensorTable& table, std::int64_t t) {
+  if (t + kTensorsAhead >= table.count) return;
+  const TensorRow& row = table.rows[t + kTensorsAhead];
+  prefetch_start(table.has_master ? row.master : row.param);
+  prefetch_start(row.grad);
+  if (table.has_ema) prefetch_start(row.ema);
+  for (int k = 0; k < kMaxStates; ++k) {
+    if (row.state[k] != nullptr) prefetch_start(row.state[k]);
   }
 }
 
@@ -178,7 +173,7 @@ TORCHFUSE_INLINE void update_elements(const UpdateArgs<Functor>& args, std::int6
     const TensorRow& row = table.rows[t];
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
-    prefetch_start(table, t);
+    prefetch_starts(table, t);
     const typename Functor::Params& params = args.groups[row.group];
     const double step = own_step<Functor>(*row.step, row.start);
     if (row.group != coefs_group || step != coefs_step) {

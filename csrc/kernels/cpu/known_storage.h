@@ -14,14 +14,6 @@
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
-/// Prefetch distance of operands in bytes. 1 to 2 KB measured best on Sapphire Rapids and EPYC.
-constexpr std::int64_t kPrefetchBytes = 1024;
-
-/// Elements per block: a cache line for 16-bit operands, two lines for wider operands, so that each
-/// line is prefetched once.
-template <class T>
-constexpr std::int64_t kBlock = 128 / static_cast<std::int64_t>(sizeof(T));
-
 /// `kValue` is the type of the updated value, the master or the parameter. `kCopy` is the
 /// parameter's type if there is a master, otherwise kValue.
 template <DType kValue_, DType kCopy_, DType kGrad_, DType kState_>
@@ -53,14 +45,6 @@ constexpr int kLeastStates = Functor::kNumStates;
 template <class Functor>
   requires requires { Functor::kLeastStates; }
 constexpr int kLeastStates<Functor> = Functor::kLeastStates;
-
-template <DType kDType>
-TORCHFUSE_INLINE void fetch_block(const ElementOf<kDType>* block) {
-  constexpr std::int64_t kBytes =
-      kBlock<ComputeOf<kDType>> * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
-#pragma GCC unroll 2
-  for (std::int64_t line = 0; line < kBytes; line += 64) prefetch(block, kPrefetchBytes + line);
-}
 
 /// Access to a full vector, and to a vector's first elements.
 struct WholeVector {
@@ -108,15 +92,26 @@ struct KnownOperands {
     }
   }
 
-  /// Prefetches one block ahead of `i`, with the gradients and states that the phase reads.
-  template <bool kGrads, bool kReadsStates>
-  TORCHFUSE_INLINE void fetch(std::int64_t i) const {
-    fetch_block<Storage::kValue>(values + i);
-    if constexpr (kGrads) fetch_block<Storage::kGrad>(grads + i);
+  /// Prefetches ahead of the block at `i`, for an update or a measure. A store waits for its line
+  /// like a load, so the copies that an update writes are prefetched too. With 16-bit states, the
+  /// loop computes for longer than it waits for memory.
+  template <bool kUpdates>
+  TORCHFUSE_INLINE void fetch(std::int64_t i, Ahead ahead) const {
+    if (i < ahead.near_end) fetch_to<1, kUpdates>(i);
+    if (sizeof(ElementOf<Storage::kState>) > 2 && i < ahead.far_end) fetch_to<2, kUpdates>(i);
+  }
+
+  template <int kCacheLevel, bool kUpdates>
+  TORCHFUSE_INLINE void fetch_to(std::int64_t i) const {
+    const auto fetch_block = [&](const auto* operand) __attribute__((always_inline)) {
+      constexpr auto kSize = static_cast<std::int64_t>(sizeof *operand);
+      prefetch_ahead<kCacheLevel>(operand + i, 0, kBlockElements * kSize);
+    };
+    fetch_block(values);
+    if constexpr (!kUpdates || kMovesStates) fetch_block(grads);
 #pragma GCC unroll 4
-    for (int k = 0; k < (kReadsStates ? kUsed : 0); ++k) {
-      fetch_block<Storage::kState>(states[k] + i);
-    }
+    for (int k = 0; k < (kUpdates || !kMovesStates ? kUsed : 0); ++k) fetch_block(states[k]);
+    if constexpr (kUpdates && Storage::kHasCopy) fetch_block(copies);
   }
 
   template <class Access, class V>
@@ -201,7 +196,7 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
   const auto coefs = shared;  // no store can change the copy
   std::int64_t i = begin;
   for (; i + kBlock<T> <= end; i += kBlock<T>) {
-    known.template fetch<!kStatesInMeasure<Functor>, true>(i);
+    known.template fetch<true>(i, operands.ahead);
     if constexpr (kInPairs) {
 #pragma GCC unroll 2
       for (std::int64_t v = 0; v < kBlock<T>; v += 2 * kWidth) {

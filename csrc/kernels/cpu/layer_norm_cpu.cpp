@@ -5,6 +5,7 @@
 #include "kernels/layer_norm.h"
 
 #include "kernels/cpu/layer_norm_types.h"
+#include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/streaming.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {

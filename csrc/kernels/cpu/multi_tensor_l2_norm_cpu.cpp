@@ -3,66 +3,63 @@
 // summed in the lanes of cpu/lane_sums.h.
 #include "kernels/multi_tensor_l2_norm.h"
 
+#include "kernels/cpu/elements.h"
 #include "kernels/cpu/lane_sums.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/prefetch.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
 
 namespace {
 
-/// Prefetch distance of gradients in bytes. Latency limits a pass that only reads; with this
-/// distance, two cores are nearly as fast as a plain copy.
-constexpr std::int64_t kPrefetchBytes = 4096;
-
 /// Sums one chunk, a tensor's elements [begin, end).
-template <class T>
-TORCHFUSE_INLINE NormPartial sum_chunk(const void* grad, DType dtype, std::int64_t begin,
-                                       std::int64_t end) {
-  using V = typename Simd<T>::V;
-  constexpr std::int64_t kWidth = Simd<T>::kWidth;
-  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
+template <DType kDType>
+TORCHFUSE_INLINE NormPartial sum_chunk(const ElementOf<kDType>* grad, std::int64_t begin,
+                                       std::int64_t end, Ahead ahead) {
+  using T = ComputeOf<kDType>;
+  using V = VectorOf<kDType>;
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof *grad);
   Sums<T> sums;
   V small[kLaneVectors<T>];
   for (V& vector : small) vector = V(T(0));
-  const auto add = [&](const void* data, std::int64_t index) __attribute__((always_inline)) {
+  const auto add = [&](const ElementOf<kDType>* lanes) __attribute__((always_inline)) {
     V x[kLaneVectors<T>];
     V largest(T(0));
 #pragma GCC unroll 16
     for (std::int64_t v = 0; v < kLaneVectors<T>; ++v) {
-      x[v] = load(data, index + v * kWidth, dtype, T());
+      x[v] = load_vector<kDType>(lanes + v * kWidthOf<kDType>);
       largest = larger_magnitude(largest, x[v]);
     }
     add_lanes<T>(sums, small, x, largest);
   };
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    for (std::int64_t line = 0; line < kLanes * size; line += 64) {
-      prefetch(grad, i * size + line + kPrefetchBytes);
-    }
-    add(grad, i);
+    if (i < ahead.near_end) prefetch_ahead<1>(grad, i * kSize, kLanes * kSize);
+    if (i < ahead.far_end) prefetch_ahead<2>(grad, i * kSize, kLanes * kSize);
+    add(grad + i);
   }
   if (i < end) {
     // Zeros past the end add nothing.
-    alignas(64) char buffer[kLanes * sizeof(T)] = {};
-    for (std::int64_t b = 0; b < (end - i) * size; ++b) {
-      buffer[b] = static_cast<const char*>(grad)[i * size + b];
-    }
-    add(buffer, 0);
+    ElementOf<kDType> buffer[kLanes] = {};
+    memcpy(buffer, grad + i, static_cast<std::size_t>((end - i) * kSize));
+    add(buffer);
   }
   memcpy(sums.small, small, sizeof sums.small);
   return finish(sums);
 }
 
-template <class T>
-TORCHFUSE_INLINE void sum_elements(const L2NormArgs& args, std::int64_t begin, std::int64_t end) {
+template <DType kDType>
+void sum_elements(const L2NormArgs& args, std::int64_t begin, std::int64_t end) {
   const TensorTable& table = args.tensors;
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
+    const auto* grad = static_cast<const ElementOf<kDType>*>(table.rows[t].grad);
+    const Ahead ahead = ahead_of(table, table.rows[t]);
+    prefetch_later_grad(table, t);
     for_each_norm_chunk(table, t, begin, end,
                         [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
                             __attribute__((always_inline)) {
                               args.partials[args.chunk_offsets[t] + chunk] =
-                                  sum_chunk<T>(table.rows[t].grad, table.grad, first, stop);
+                                  sum_chunk<kDType>(grad, first, stop, ahead);
                             });
   }
 }
@@ -71,12 +68,12 @@ TORCHFUSE_INLINE void sum_elements(const L2NormArgs& args, std::int64_t begin, s
 
 void multi_tensor_l2_norm(const L2NormArgs& args, std::int64_t begin, std::int64_t end) {
   if (begin >= end) return;
-  if (args.tensors.grad == DType::kFloat64) {
-    sum_elements<double>(args, begin, end);
-  } else {
-    const FlushDenormals flush;
-    sum_elements<float>(args, begin, end);
-  }
+  const DType dtype = args.tensors.grad;
+  if (dtype == DType::kFloat64) return sum_elements<DType::kFloat64>(args, begin, end);
+  const FlushDenormals flush;
+  if (dtype == DType::kFloat32) return sum_elements<DType::kFloat32>(args, begin, end);
+  if (dtype == DType::kBFloat16) return sum_elements<DType::kBFloat16>(args, begin, end);
+  sum_elements<DType::kFloat16>(args, begin, end);
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

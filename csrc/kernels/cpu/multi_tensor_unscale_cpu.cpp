@@ -3,6 +3,7 @@
 #include "kernels/multi_tensor_unscale.h"
 
 #include "kernels/common/step_scalars.h"
+#include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/simd.h"
 
 namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE {
@@ -16,24 +17,29 @@ TORCHFUSE_INLINE bool is_finite(double x) { return x - x == 0.0; }
 /// in `poison` becomes NaN for good, because x * 0 is only 0 for a finite x.
 template <class T>
 TORCHFUSE_INLINE bool unscale_tensor(void* grad, DType dtype, std::int64_t begin, std::int64_t end,
-                                     GradCoef<T> coef) {
+                                     Ahead ahead, GradCoef<T> coef) {
   using V = typename Simd<T>::V;
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
+  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
   V poison(T(0));
-  std::int64_t i = begin;
-  for (; i + kWidth <= end; i += kWidth) {
-    const V x = load(grad, i, dtype, T());
+  const auto unscale = [&](void* data, std::int64_t index) __attribute__((always_inline)) {
+    const V x = load(data, index, dtype, T());
     poison = fma(x, V(T(0)), poison);
-    store(grad, i, dtype, coef.scaled(x), T());
+    store(data, index, dtype, coef.scaled(x), T());
+  };
+  std::int64_t i = begin;
+  for (; i + kBlock<T> <= end; i += kBlock<T>) {
+    if (i < ahead.near_end) prefetch_ahead<1>(grad, i * size, kBlock<T> * size);
+    if (i < ahead.far_end) prefetch_ahead<2>(grad, i * size, kBlock<T> * size);
+#pragma GCC unroll 4
+    for (std::int64_t v = 0; v < kBlock<T>; v += kWidth) unscale(grad, i + v);
   }
+  for (; i + kWidth <= end; i += kWidth) unscale(grad, i);
   if (i < end) {
     alignas(64) char buffer[64] = {};
-    const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
     char* const tail = static_cast<char*>(grad) + i * size;
     for (std::int64_t b = 0; b < (end - i) * size; ++b) buffer[b] = tail[b];
-    const V x = load(buffer, 0, dtype, T());
-    poison = fma(x, V(T(0)), poison);
-    store(buffer, 0, dtype, coef.scaled(x), T());
+    unscale(buffer, 0);
     for (std::int64_t b = 0; b < (end - i) * size; ++b) tail[b] = buffer[b];
   }
   T lanes[kWidth];
@@ -52,8 +58,10 @@ TORCHFUSE_INLINE bool unscale_elements(const UnscaleArgs& args, std::int64_t beg
   for (std::int64_t t = find_row(table.offsets, table.count, begin); begin < end; ++t) {
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
-    found |= unscale_tensor<T>(table.rows[t].grad, table.grad, begin - table.offsets[t],
-                               stop - table.offsets[t], coef);
+    const TensorRow& row = table.rows[t];
+    prefetch_later_grad(table, t);
+    found |= unscale_tensor<T>(row.grad, table.grad, begin - table.offsets[t],
+                               stop - table.offsets[t], ahead_of(table, row), coef);
     begin = stop;
   }
   return found;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "kernels/cpu/prefetch.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/fused_optimizer.h"
 
@@ -28,6 +29,7 @@ struct Operands {
   bool stochastic;
   RoundingKey rounding;
   std::int64_t first;  ///< the first element's number in the full parameter
+  Ahead ahead;
 };
 
 /// Sets the parameter's average, if there is one.
@@ -53,6 +55,7 @@ TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const Ten
   operands.remainder = table.has_remainder ? static_cast<std::int16_t*>(row.master) : nullptr;
   operands.grad = row.grad;
   operands.grad_dtype = table.grad;
+  operands.ahead = ahead_of(table, row);
   operands.write_back = args.write_back_grads && !kStatesInMeasure<Functor>;
   set_ema(table, row, operands);
   operands.stochastic = table.stochastic;

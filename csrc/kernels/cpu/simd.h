@@ -85,8 +85,4 @@ TORCHFUSE_INLINE void store(void* operand, std::int64_t index, DType, VecD x, do
   store_f64(static_cast<double*>(operand) + index, x);
 }
 
-TORCHFUSE_INLINE void prefetch(const void* operand, std::int64_t byte_offset) {
-  __builtin_prefetch(static_cast<const char*>(operand) + byte_offset, 0, 3);
-}
-
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE
