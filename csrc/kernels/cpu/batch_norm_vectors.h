@@ -63,6 +63,12 @@ TORCHFUSE_INLINE bool is_one_run(const BatchNormInput& input, std::int64_t chann
   return input.outer_stride == channels;
 }
 
+/// Prefetches ahead of `p` in adjacent rows.
+TORCHFUSE_INLINE void prefetch_run(const void* p, bool far) {
+  prefetch(p, kAheadBytes);
+  if (far) prefetch<2>(p, kRowsAheadBytes);
+}
+
 /// Prefetches later rows of `input` for a block's row `r` from channel `c` on. An item has
 /// `channels` channels per row.
 template <std::int64_t kRows, std::int64_t kWidth, class E>
@@ -71,8 +77,8 @@ TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
                                     bool far) {
   if (is_one_run(input, channels)) {
     const E* const p = block + c * kRows + r * kWidth;
-    prefetch(p, far ? kAheadBytes : kRowsAheadBytes);
-    if (far) prefetch<2>(p, kRowsAheadBytes);
+    if (far) return prefetch_run(p, far);
+    prefetch(p, kRowsAheadBytes);
   } else {
     prefetch(block + (r + kRowsAhead) * input.outer_stride + c, 0);
   }
@@ -212,11 +218,8 @@ __attribute__((noinline)) void write_rows(const ElementPass& pass, std::int64_t 
         for (std::int64_t k = 0; k < kTerms; ++k) terms[k] = load_terms(term_rows[k] + at);
 #pragma GCC unroll 4
         for (std::int64_t r = 0; r < kRows; ++r) {
-          const std::int64_t in_order = at * kRows + r * kWidth;
-          if (a_is_run) prefetch(a + in_order, kAheadBytes);
-          if (b_is_run) prefetch(b + in_order, kAheadBytes);
-          if (a_is_run && far) prefetch<2>(a + in_order, kRowsAheadBytes);
-          if (b_is_run && far) prefetch<2>(b + in_order, kRowsAheadBytes);
+          if (a_is_run) prefetch_run(a + at * kRows + r * kWidth, far);
+          if (b_is_run) prefetch_run(b + at * kRows + r * kWidth, far);
           out[r][v] = compute(load_vector<kDType>(a + r * a_stride + at),
                               load_vector<kDType>(b + r * b_stride + at), terms);
         }
