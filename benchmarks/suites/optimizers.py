@@ -40,17 +40,18 @@ _LAMB = Contender(FOREACH, _foreach_lamb, clips=True)
 _LARC = Contender(OURS, _our_larc, ours=True)
 #: Name, our class, options, peer, and bytes per element without and with masters. LAMB clips.
 #: With masters, a step reads the bf16 gradient, fp32 master and fp32 states, and writes master,
-#: states and bf16 parameter. If a norm precedes the update, the norm's operands are read twice.
+#: states and bf16 parameter. If a norm precedes the update, the norm's operands are read twice:
+#: LAMB's clipping reads the gradient, and its norms all operands but the bf16 parameter.
 _ROWS: tuple[tuple[str, Any, dict[str, Any], Contender, int | None, int], ...] = (
     ("sgd", optimizers.FusedSGD, _SGD, theirs(FUSED, torch.optim.SGD, fused=True, **_SGD), 20, 20),
-    ("lamb", optimizers.FusedLAMB, _DECAY, _LAMB, 44, 28),
+    ("lamb", optimizers.FusedLAMB, _DECAY, _LAMB, 44, 42),
     (
         "mixed_precision_lamb",
         optimizers.FusedMixedPrecisionLamb,
         {"reduced_precision_dtype": torch.bfloat16, **_DECAY},
         _LAMB,
         None,
-        28,
+        42,
     ),
     (
         "novograd",

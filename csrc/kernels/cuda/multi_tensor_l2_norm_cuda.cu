@@ -97,8 +97,6 @@ __device__ __forceinline__ auto sum_squares(const unsigned char* grad, const Row
 /// [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the team's first warp
 /// must call this function. Lane 0 passes the partial, and gets whether all bundles have now been
 /// added.
-/// Note [Bundles of partials] and Note [Hand-over between blocks]. All lanes of the team's first
-/// warp must call it; lane 0 has the partial, and learns whether all bundles are added now.
 __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64_t place,
                                             const NormPartial& partial) {
   const std::uint32_t lane = threadIdx.x % kWarpThreads;
