@@ -22,7 +22,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
   const BatchNormShape& shape = args.shape;
   const std::int64_t c = item.channel_begin;
   const std::int64_t count = item.inner_end - item.inner_begin;
-  const bool far = fetches_far<kDType>(shape);
+  const std::int64_t left = left_in_plane<kDType>(shape, item.inner_begin);
   const V center(*terms_row<T>(args.terms, 0, shape.channels, c));
   const V scale(*terms_row<T>(args.terms, 1, shape.channels, c));
   const V shift(*terms_row<T>(args.terms, 2, shape.channels, c));
@@ -51,11 +51,11 @@ __attribute__((noinline)) void sum_planes(const BatchNormBackwardReduceArgs& arg
       if (kGate == Gate::kOutput && dz != nullptr) store_vector<kDType>(dz + at, passing);
     };
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch_planes<kGate>(dy + i, x + i, y + i, kSumLanes, count - i, far);
+      prefetch_planes<kGate>(dy + i, x + i, y + i, kSumLanes, left - i);
 #pragma GCC unroll 32
       for (std::int64_t v = 0; v < kVectors; ++v) add_full(v, i + v * kWidth);
     }
-    prefetch_planes<kGate>(dy + i, x + i, y + i, count - i, count - i, far);
+    prefetch_planes<kGate>(dy + i, x + i, y + i, count - i, left - i);
     // Zero gradients past the end add nothing.
     for_each_lane_vector<T>(
         count - i,

@@ -22,7 +22,7 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
   constexpr std::int64_t kVectors = kSumVectors<T>;
   const std::int64_t c = item.channel_begin;
   const std::int64_t count = item.inner_end - item.inner_begin;
-  const bool far = fetches_far<kDType>(args.shape);
+  const std::int64_t left = left_in_plane<kDType>(args.shape, item.inner_begin);
   const E first = *run_of<kDType>(args.input, item.outer_begin, c, item.inner_begin);
   const V pivot(load_one(&first));
   V sum[kVectors];
@@ -38,11 +38,11 @@ __attribute__((noinline)) void sum_planes(const BatchNormStatsArgs& args, const 
     const E* x = run_of<kDType>(args.input, o, c, item.inner_begin);
     std::int64_t i = 0;
     for (; i + kSumLanes <= count; i += kSumLanes) {
-      prefetch_plane(x + i, kSumLanes, count - i, far);
+      prefetch_plane(x + i, kSumLanes, left - i);
 #pragma GCC unroll 32
       for (std::int64_t v = 0; v < kVectors; ++v) add(v, load_vector<kDType>(x + i + v * kWidth));
     }
-    prefetch_plane(x + i, count - i, count - i, far);
+    prefetch_plane(x + i, count - i, left - i);
     // Pivots past the end add nothing.
     for_each_lane_vector<T>(
         count - i,

@@ -42,10 +42,10 @@ TORCHFUSE_INLINE ElementOf<kDType>* grad_residual_at(const BatchNormBackwardRedu
 /// Prefetches ahead of `count` elements of each operand: see prefetch_plane().
 template <Gate kGate, class E>
 TORCHFUSE_INLINE void prefetch_planes(const E* dy, const E* x, const E* y, std::int64_t count,
-                                      std::int64_t left, bool far) {
-  prefetch_plane(dy, count, left, far);
-  prefetch_plane(x, count, left, far);
-  if (kGate == Gate::kOutput) prefetch_plane(y, count, left, far);
+                                      std::int64_t left) {
+  prefetch_plane(dy, count, left);
+  prefetch_plane(x, count, left);
+  if (kGate == Gate::kOutput) prefetch_plane(y, count, left);
 }
 
 /// Like prefetch_planes(), for rows: see prefetch_rows().

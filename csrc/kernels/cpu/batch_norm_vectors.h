@@ -24,7 +24,8 @@ constexpr std::int64_t kWriteVectors = 2;
 // alternately within a page nor a sequence of many short planes. Therefore each line is prefetched
 // explicitly, in memory order. With uncached data on an AMD EPYC, reading rows of 512 to 1,024
 // bytes then takes half to two thirds of the time.
-// Uncached rows and planes are prefetched twice: see Note [Two prefetch distances].
+// Uncached rows, and planes of more than kFarBytes, are prefetched twice: see Note [Two prefetch
+// distances].
 /// Prefetch distances of rows in bytes: kAheadBytes for results and for rows that are prefetched
 /// twice, kRowsAheadBytes for other sums and for the second-level cache.
 constexpr std::int64_t kAheadBytes = 2048;
@@ -37,25 +38,27 @@ struct Vectors {
   static constexpr std::int64_t value = kVectors;
 };
 
-/// Returns the size of `elements` elements.
-template <DType kDType>
-constexpr std::int64_t bytes_of(std::int64_t elements) {
-  return elements * static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
-}
-
 /// Returns whether a pass prefetches twice. With 16-bit elements, it computes for longer than it
 /// waits for memory.
 template <DType kDType>
 TORCHFUSE_INLINE bool fetches_far(const BatchNormShape& shape) {
-  return sizeof(ElementOf<kDType>) > 2 && shape.numel() >= kUncachedElements;
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
+  return kSize > 2 && shape.numel() * kSize >= kUncachedBytes;
 }
 
-/// Prefetches ahead of `count` elements of a plane, up to the plane's `left` elements.
+/// Returns a plane's number of elements from `begin` on if the pass prefetches twice, otherwise 0.
+template <DType kDType>
+TORCHFUSE_INLINE std::int64_t left_in_plane(const BatchNormShape& shape, std::int64_t begin) {
+  return fetches_far<kDType>(shape) ? shape.inner - begin : 0;
+}
+
+/// Prefetches ahead of `count` elements of a plane. `left` is the result of left_in_plane() for
+/// `p`.
 template <class E>
-TORCHFUSE_INLINE void prefetch_plane(const E* p, std::int64_t count, std::int64_t left, bool far) {
+TORCHFUSE_INLINE void prefetch_plane(const E* p, std::int64_t count, std::int64_t left) {
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(E));
   prefetch_ahead<1>(p, 0, count * kSize);
-  if (far && left * kSize > kFarBytes) prefetch_ahead<2>(p, 0, count * kSize);
+  if (left * kSize > kFarBytes) prefetch_ahead<2>(p, 0, count * kSize);
 }
 
 /// Returns whether a tensor's rows are adjacent.
@@ -77,8 +80,8 @@ TORCHFUSE_INLINE void prefetch_rows(const E* block, const BatchNormInput& input,
                                     bool far) {
   if (is_one_run(input, channels)) {
     const E* const p = block + c * kRows + r * kWidth;
-    if (far) return prefetch_run(p, far);
-    prefetch(p, kRowsAheadBytes);
+    prefetch(p, far ? kAheadBytes : kRowsAheadBytes);
+    if (far) prefetch<2>(p, kRowsAheadBytes);
   } else {
     prefetch(block + (r + kRowsAhead) * input.outer_stride + c, 0);
   }
@@ -144,10 +147,10 @@ __attribute__((noinline)) void write_planes(const ElementPass& pass, std::int64_
   using E = ElementOf<kDType>;
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
+  constexpr std::int64_t kLine = kLineBytes / static_cast<std::int64_t>(sizeof(E));
   const BatchNormShape& shape = pass.shape;
   const bool worth_streaming =
       is_worth_streaming<kDType>(pass.result, shape.outer * shape.channels, shape.inner);
-  const bool far = fetches_far<kDType>(shape);
   for_each_run(shape, begin, end,
                [&](std::int64_t o, std::int64_t c, std::int64_t first, std::int64_t count,
                    std::int64_t offset) __attribute__((always_inline)) {
@@ -162,12 +165,13 @@ __attribute__((noinline)) void write_planes(const ElementPass& pass, std::int64_
                    vectors[k] = V(terms[k]);
                  }
                  const bool streamed = worth_streaming && are_lines<kDType>(result, count);
+                 const std::int64_t left = left_in_plane<kDType>(shape, first);
                  for_each_element<kWidthOf<kDType>>(
                      count,
                      [&](std::int64_t i) __attribute__((always_inline)) {
-                       if (far) {
-                         prefetch_plane(a + i, kWidthOf<kDType>, count - i, far);
-                         if (kHasSecond) prefetch_plane(b + i, kWidthOf<kDType>, count - i, far);
+                       if (left > 0 && i % kLine == 0) {
+                         prefetch_plane(a + i, kLine, left - i);
+                         if (kHasSecond) prefetch_plane(b + i, kLine, left - i);
                        }
                        store_in_row<kDType>(
                            result + i,

@@ -61,11 +61,10 @@ struct AnyOperands {
   const Operands& operands;
 
   TORCHFUSE_INLINE void fetch(std::int64_t i, Ahead ahead) const {
+    if (i >= ahead.near_end) return;
     const auto fetch_lanes = [&](const void* operand, DType dtype) __attribute__((always_inline)) {
       const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
-      if (operand == nullptr) return;
-      if (i < ahead.near_end) prefetch_ahead<1>(operand, i * size, kLanes * size);
-      if (i < ahead.far_end) prefetch_ahead<2>(operand, i * size, kLanes * size);
+      if (operand != nullptr) prefetch_ahead<1>(operand, i * size, kLanes * size);
     };
     fetch_lanes(operands.param_in, operands.param_in_dtype);
     fetch_lanes(operands.remainder, DType::kBFloat16);
@@ -167,9 +166,10 @@ __attribute__((noinline)) void measure_chunk(const Operands& operands, const Acc
   const auto coefs = shared;  // no store can change the copy
   Measured<Functor, T> measured;
   V x[Functor::kNumNorms][kLaneVectors<T>];
+  const Ahead ahead = operands.ahead;
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    access.fetch(i, operands.ahead);
+    access.fetch(i, ahead);
     measure_lanes<Functor, T>(access, i, coefs, grad_coef, x);
     measured.add(x);
   }

@@ -152,12 +152,9 @@ void update_runs(Operands operands, const ElementNumbers& numbers, std::int64_t 
 TORCHFUSE_INLINE void prefetch_starts(const TensorTable& table, std::int64_t t) {
   if (t + kTensorsAhead >= table.count) return;
   const TensorRow& row = table.rows[t + kTensorsAhead];
-  prefetch_start(table.has_master ? row.master : row.param);
-  prefetch_start(row.grad);
-  if (table.has_ema) prefetch_start(row.ema);
-  for (int k = 0; k < kMaxStates; ++k) {
-    if (row.state[k] != nullptr) prefetch_start(row.state[k]);
-  }
+  const void* const operands[] = {row.param, row.grad, row.master, row.ema};
+  for (const void* operand : operands) prefetch_start(operand);
+  for (const void* state : row.state) prefetch_start(state);
 }
 
 template <class Functor, class T>

@@ -107,10 +107,12 @@ struct KnownOperands {
       constexpr auto kSize = static_cast<std::int64_t>(sizeof *operand);
       prefetch_ahead<kCacheLevel>(operand + i, 0, kBlockElements * kSize);
     };
+    constexpr bool kReadsGrads = !kUpdates || kMovesStates;
+    constexpr bool kReadsStates = kUpdates || !kMovesStates;
     fetch_block(values);
-    if constexpr (!kUpdates || kMovesStates) fetch_block(grads);
+    if constexpr (kReadsGrads) fetch_block(grads);
 #pragma GCC unroll 4
-    for (int k = 0; k < (kUpdates || !kMovesStates ? kUsed : 0); ++k) fetch_block(states[k]);
+    for (int k = 0; k < (kReadsStates ? kUsed : 0); ++k) fetch_block(states[k]);
     if constexpr (kUpdates && Storage::kHasCopy) fetch_block(copies);
   }
 
@@ -193,10 +195,11 @@ __attribute__((noinline)) void update_stored(const Operands& operands, std::int6
                                              T grad_coef) {
   constexpr std::int64_t kWidth = Simd<T>::kWidth;
   const KnownOperands<Functor, Storage, kUsed> known(operands);
-  const auto coefs = shared;  // no store can change the copy
+  const auto coefs = shared;  // no store can change the copies
+  const Ahead ahead = operands.ahead;
   std::int64_t i = begin;
   for (; i + kBlock<T> <= end; i += kBlock<T>) {
-    known.template fetch<true>(i, operands.ahead);
+    known.template fetch<true>(i, ahead);
     if constexpr (kInPairs) {
 #pragma GCC unroll 2
       for (std::int64_t v = 0; v < kBlock<T>; v += 2 * kWidth) {

@@ -15,13 +15,14 @@ namespace {
 // A pass over one operand reads more slowly than a pass over several. While a chunk is summed, the
 // next chunk is therefore prefetched to the second-level cache in as many parts as an element has
 // bytes, one line of each part per 64 elements. On a Sapphire Rapids, the norm of a large tensor
-// takes 10 % less time. If the next chunk is not full, and in the first chunk, lines are prefetched
-// as in Note [Two prefetch distances].
+// takes 10 % less time. A chunk whose predecessor did not do so is prefetched as in Note [Two
+// prefetch distances].
 
-/// Sums one chunk, a tensor's elements [begin, end).
+/// Sums one chunk, a tensor's elements [begin, end). `fetched`: the previous chunk was summed by
+/// the same thread just before.
 template <DType kDType>
 TORCHFUSE_INLINE NormPartial sum_chunk(const ElementOf<kDType>* grad, std::int64_t begin,
-                                       std::int64_t end, Ahead ahead) {
+                                       std::int64_t end, Ahead ahead, bool fetched) {
   using T = ComputeOf<kDType>;
   using V = VectorOf<kDType>;
   constexpr auto kSize = static_cast<std::int64_t>(sizeof *grad);
@@ -38,13 +39,13 @@ TORCHFUSE_INLINE NormPartial sum_chunk(const ElementOf<kDType>* grad, std::int64
     }
     add_lanes<T>(sums, small, x, largest);
   };
-  const bool next = ahead.far_end >= begin + 2 * kNormChunk;
-  const std::int64_t far_end = next && begin > 0 ? 0 : ahead.far_end;
+  const bool fetches = ahead.far_end >= begin + 2 * kNormChunk;
+  const std::int64_t far_end = fetches && fetched ? 0 : ahead.far_end;
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) {
     if (i < ahead.near_end) prefetch_ahead<1>(grad, i * kSize, kLanes * kSize);
     if (i < far_end) prefetch_ahead<2>(grad, i * kSize, kLanes * kSize);
-    for (std::int64_t part = 0; next && part < kSize; ++part) {
+    for (std::int64_t part = 0; fetches && part < kSize; ++part) {
       prefetch<2>(grad + begin + kNormChunk, part * kNormChunk + (i - begin));
     }
     add(grad + i);
@@ -62,16 +63,22 @@ TORCHFUSE_INLINE NormPartial sum_chunk(const ElementOf<kDType>* grad, std::int64
 template <DType kDType>
 void sum_elements(const L2NormArgs& args, std::int64_t begin, std::int64_t end) {
   const TensorTable& table = args.tensors;
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(ElementOf<kDType>));
   for (std::int64_t t = find_row(table.offsets, table.count, begin);
        t < table.count && table.offsets[t] < end; ++t) {
-    const auto* grad = static_cast<const ElementOf<kDType>*>(table.rows[t].grad);
-    const Ahead ahead = ahead_of(table, table.rows[t]);
+    const TensorRow& row = table.rows[t];
+    const auto* grad = static_cast<const ElementOf<kDType>*>(row.grad);
+    const std::int64_t skipped = begin - table.offsets[t];
+    const std::int64_t rest = end - table.offsets[t];
+    Ahead ahead = ahead_of(table, row, kSize, kSize);
+    if (rest < ahead.far_end) ahead.far_end = rest;
     prefetch_later_grad(table, t);
     for_each_norm_chunk(table, t, begin, end,
                         [&](std::int64_t chunk, std::int64_t first, std::int64_t stop)
                             __attribute__((always_inline)) {
+                              const bool fetched = first > 0 && first >= skipped + kNormChunk;
                               args.partials[args.chunk_offsets[t] + chunk] =
-                                  sum_chunk<kDType>(grad, first, stop, ahead);
+                                  sum_chunk<kDType>(grad, first, stop, ahead, fetched);
                             });
   }
 }
@@ -80,12 +87,7 @@ void sum_elements(const L2NormArgs& args, std::int64_t begin, std::int64_t end) 
 
 void multi_tensor_l2_norm(const L2NormArgs& args, std::int64_t begin, std::int64_t end) {
   if (begin >= end) return;
-  const DType dtype = args.tensors.grad;
-  if (dtype == DType::kFloat64) return sum_elements<DType::kFloat64>(args, begin, end);
-  const FlushDenormals flush;
-  if (dtype == DType::kFloat32) return sum_elements<DType::kFloat32>(args, begin, end);
-  if (dtype == DType::kBFloat16) return sum_elements<DType::kBFloat16>(args, begin, end);
-  sum_elements<DType::kFloat16>(args, begin, end);
+  with_dtype(args.tensors.grad, [&]<DType kDType>() { sum_elements<kDType>(args, begin, end); });
 }
 
 }  // namespace torchfuse::kernels::cpu::TORCHFUSE_ISA_NAMESPACE

@@ -54,14 +54,16 @@ TORCHFUSE_INLINE bool unscale_elements(const UnscaleArgs& args, std::int64_t beg
                                        std::int64_t end) {
   const TensorTable& table = args.tensors;
   const auto coef = grad_coef_of<T>(widened(*args.inv_scale));
+  const auto size = static_cast<std::int64_t>(size_of(table.grad));
   bool found = false;
   for (std::int64_t t = find_row(table.offsets, table.count, begin); begin < end; ++t) {
     const std::int64_t stop = table.offsets[t + 1] < end ? table.offsets[t + 1] : end;
     if (stop == begin) continue;
     const TensorRow& row = table.rows[t];
     prefetch_later_grad(table, t);
+    const Ahead ahead = ahead_of(table, row, size, size);
     found |= unscale_tensor<T>(row.grad, table.grad, begin - table.offsets[t],
-                               stop - table.offsets[t], ahead_of(table, row), coef);
+                               stop - table.offsets[t], ahead, coef);
     begin = stop;
   }
   return found;

@@ -55,7 +55,6 @@ TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const Ten
   operands.remainder = table.has_remainder ? static_cast<std::int16_t*>(row.master) : nullptr;
   operands.grad = row.grad;
   operands.grad_dtype = table.grad;
-  operands.ahead = ahead_of(table, row);
   operands.write_back = args.write_back_grads && !kStatesInMeasure<Functor>;
   set_ema(table, row, operands);
   operands.stochastic = table.stochastic;
@@ -64,11 +63,15 @@ TORCHFUSE_INLINE Operands operands_of(const UpdateArgs<Functor>& args, const Ten
                                      static_cast<std::uint64_t>(*row.step));
     operands.first = row.numbers.first;
   }
+  std::size_t bytes = size_of(operands.param_in_dtype) + size_of(table.grad);
   for (int k = 0; k < Functor::kNumStates; ++k) {
     const bool used = Functor::uses_state(args.groups[row.group], k);
     operands.state[k] = used ? row.state[k] : nullptr;
     operands.state_dtype[k] = table.state[k];
+    if (used) bytes += size_of(table.state[k]);
   }
+  operands.ahead = ahead_of(table, row, static_cast<std::int64_t>(bytes),
+                            static_cast<std::int64_t>(size_of(operands.param_in_dtype)));
   return operands;
 }
 

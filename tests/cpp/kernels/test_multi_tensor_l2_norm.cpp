@@ -104,6 +104,21 @@ TEST(L2Norm, EveryLevelAndEverySplitGivesTheSameBits) {
   }
 }
 
+// Uncached gradients are prefetched in another way.
+TEST(L2Norm, LargeGradientsGiveTheSameBitsAtEveryLevelAndSplit) {
+  constexpr std::int64_t kBlock = std::int64_t{1} << 18;
+  Problem problem(DType::kFloat32, {32 * kBlock + 70'005});
+  const auto expected = problem.run(CpuIsa::kBaseline, kBlock);
+  for (const CpuIsa isa : testing::levels_here()) {
+    for (const std::int64_t piece : {kBlock, problem.rows.offsets.back()}) {
+      const auto partials = problem.run(isa, piece);
+      ASSERT_EQ(
+          std::memcmp(partials.data(), expected.data(), partials.size() * sizeof(NormPartial)), 0)
+          << name_of(isa) << ' ' << piece;
+    }
+  }
+}
+
 TEST(L2Norm, FindsANonFiniteElementAnywhere) {
   testing::for_each_nonfinite_place({1, 15, 64, 65, 16384, 16385}, [](CpuIsa isa, auto& gradients) {
     ASSERT_NE(Problem(std::move(gradients)).sum(isa).nonfinite, 0u);
