@@ -193,11 +193,13 @@ def _short_names(symbols: Sequence[str]) -> list[str]:
 def short_name(declaration: str) -> str:
     """Returns a demangled kernel's short name."""
     name = _TYPE.sub(lambda match: DTYPES[match[0]], _NAMESPACES.sub("", declaration))
+    # The size of the arguments is a template argument of kernels that have a form for short lists.
+    name, short = re.subn(r", 4096ul>$", ">", re.sub(r", 32764ul>$", ">", name))
     name, averages = re.subn(r"EmaAccess<(.*) >(?=, (?:true|false)>$)", r"\1", name)
     match = _OPTIMIZER.match(name)
     if match is None:
-        return name
+        return f"{name[:-1]}, short>" if short else name
     kernel, looked_up, types, master, aligned = match.groups()
-    parts = {"looked up": looked_up, "master": master == "true", "ema": bool(averages)}
+    parts = {"looked up": looked_up, "master": master == "true", "ema": averages, "short": short}
     parts |= {"aligned": aligned == "true", "misaligned": aligned == "false"}
     return f"{kernel}<{', '.join([types, *(word for word, said in parts.items() if said)])}>"

@@ -350,11 +350,12 @@ __device__ __forceinline__ void run_phase(const Launch<Phase>& launch) {
 // A block handles one chunk of a parameter, a warp one small parameter. Bytes per element: all
 // operands, read once and, except for the gradient, written once (fp32 Adam: 16 + 12). Every
 // operand, of any type, has 16-byte accesses. Misaligned operands are handled as in Note [Peeling],
-// in a separate kernel, so that the common kernel needs fewer registers.
-template <class Access, bool kAligned>
+// in a separate kernel, so that the common kernel needs fewer registers. A launch has kBytes of
+// arguments: see Note [Short lists].
+template <class Access, bool kAligned, std::size_t kBytes>
 __global__ void __launch_bounds__(kThreads, kAligned ? Access::kUpdateBlocksPerSm : 1)
-    fused_update_kernel(const Launch<Update<Access>> __grid_constant__ launch) {
-  run_phase<Update<Access>, kAligned>(launch);
+    fused_update_kernel(const Launch<Update<Access, kBytes>> __grid_constant__ launch) {
+  run_phase<Update<Access, kBytes>, kAligned>(launch);
 }
 
 // A block handles one chunk of kNormChunk elements, a warp one small parameter. Each chunk gives

@@ -84,9 +84,11 @@ struct Rest {
 
 /// Enqueues the aligned rows that are kept on the device. See Note [Device tables].
 template <class Access>
-Status enqueue_spans(const UpdateArgs<typename Access::Functor>& args, Stream stream,
-                     Launch<Update<Access>>& launch) {
+Status enqueue_spans(const UpdateArgs<typename Access::Functor>& args, std::uint32_t chunk,
+                     Stream stream) {
   const TensorTable& tensors = args.tensors;
+  Launch<Update<Access>> launch{};
+  begin_launch(args, chunk, launch);
   launch.is_span = true;
   launch.from_the_end = false;
   std::copy_n(args.groups, args.num_groups, launch.groups);
@@ -97,22 +99,26 @@ Status enqueue_spans(const UpdateArgs<typename Access::Functor>& args, Stream st
   for (std::int32_t i = 0; i < spans; ++i) {
     const std::int32_t begin = launch.span.kRows * (args.from_the_end ? spans - 1 - i : i);
     if (launch.span.fill(*tensors.device, begin, args.from_the_end, grad_of) == 0) continue;
-    const Status status =
-        kernels::cuda::launch(fused_update_kernel<Access, true>, launch, launch.span.blocks,
-                              kThreads, stream, "launch of fused_update_kernel");
+    const Status status = kernels::cuda::launch(
+        fused_update_kernel<Access, true, kMaxArgumentBytes>, launch, launch.span.blocks, kThreads,
+        stream, "launch of fused_update_kernel");
     if (!status.ok()) return status;
   }
   return Status{};
 }
 
 /// Enqueues the aligned rows, or the misaligned rows, by value.
-template <class Access, bool kAligned>
-Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream stream,
-                       Launch<Update<Access>>& launch, Rest& rest) {
-  using Phase = Update<Access>;
+template <class Phase, bool kAligned>
+Status enqueue_rows(const UpdateArgs<typename Phase::Functor>& args, std::uint32_t chunk,
+                    Stream stream, Rest& rest) {
+  using Functor = typename Phase::Functor;
+  static_assert(sizeof(Launch<Phase>) <= Phase::kArgumentBytes);
+  Launch<Phase> launch{};
+  begin_launch(args, chunk, launch);
   LaunchFiller filler(launch, args.groups, [&](const Launch<Phase>& full) {
-    return kernels::cuda::launch(fused_update_kernel<Access, kAligned>, full, full.table.blocks(),
-                                 kThreads, stream, "launch of fused_update_kernel");
+    return kernels::cuda::launch(
+        fused_update_kernel<typename Phase::Access, kAligned, Phase::kArgumentBytes>, full,
+        full.table.blocks(), kThreads, stream, "launch of fused_update_kernel");
   });
   const Status status = for_each_row(
       args.tensors,
@@ -120,9 +126,7 @@ Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream 
         const TensorRow& tensor = args.tensors.rows[i];
         if (rest.of_spans && all_aligned(tensor)) return Status{};
         Row<Phase> row = row_of<Phase>(tensor);
-        if constexpr (Layerwise<typename Access::Functor>) {
-          row.norms = args.norms + i * Access::Functor::kNumNorms;
-        }
+        if constexpr (Layerwise<Functor>) row.norms = args.norms + i * Functor::kNumNorms;
         const Peeling peeling = peeling_of(launch, row, args.groups[tensor.group]);
         if (peeling.aligned == kAligned) return filler.add(row, tensor.group, peeling.head);
         rest.misaligned = true;
@@ -132,26 +136,47 @@ Status enqueue_updates(const UpdateArgs<typename Access::Functor>& args, Stream 
   return status.ok() ? filler.flush() : status;
 }
 
+/// Whether updates of short lists have a kernel of their own: see Note [Short lists]. Gradients
+/// have the parameter's type. 16-bit parameters have fp32 masters, or states of their type. Muon's
+/// passes, which are no optimizers by name, have few operands of these types.
+template <class Access>
+constexpr bool kHasShortKernel = false;
+template <class Functor, class Param, class Grad, class State, bool kMaster>
+constexpr bool kHasShortKernel<TypedAccess<Functor, Param, Grad, State, kMaster>> =
+    requires { Functor::kName; } && !Layerwise<Functor> && std::is_same_v<Param, Grad> &&
+    sizeof(Param) <= sizeof(float) && kMaster == (sizeof(Param) < sizeof(State));
+
+/// Enqueues the aligned rows by value.
+template <class Access>
+Status enqueue_aligned(const UpdateArgs<typename Access::Functor>& args, std::uint32_t chunk,
+                       Stream stream, Rest& rest) {
+  if constexpr (kHasShortKernel<Access>) {
+    using Phase = Update<Access, kShortArgumentBytes>;
+    static_assert(Launch<Phase>::kRows >= 48);
+    if (!rest.of_spans && args.tensors.count <= Launch<Phase>::kRows &&
+        args.num_groups <= Launch<Phase>::kGroups) {
+      return enqueue_rows<Phase, true>(args, chunk, stream, rest);
+    }
+  }
+  return enqueue_rows<Update<Access>, true>(args, chunk, stream, rest);
+}
+
 template <class Tuple>
 Status enqueue_updates(const UpdateArgs<typename Tuple::Functor>& args, Stream stream) {
   using Access = typename Needed<Tuple>::ForUpdate;
   using Phase = Update<Access>;
-  Launch<Phase> launch{};
   const std::uint32_t chunk = choose_chunk(args.tensors.total(), kThreads * Access::kVec);
   Rest rest;
   if constexpr (kTakesSpans<Phase, true>) {
-    if (args.tensors.device != nullptr &&
-        args.num_groups <= kMaxGroups<typename Phase::Functor::Params>) {
-      begin_launch(args, chunk, launch);
-      const Status status = enqueue_spans<Access>(args, stream, launch);
+    if (args.tensors.device != nullptr && args.num_groups <= Launch<Phase>::kGroups) {
+      const Status status = enqueue_spans<Access>(args, chunk, stream);
       if (!status.ok()) return status;
       rest.of_spans = true;
     }
   }
-  begin_launch(args, chunk, launch);
-  const Status status = enqueue_updates<Access, true>(args, stream, launch, rest);
+  const Status status = enqueue_aligned<Access>(args, chunk, stream, rest);
   if (!status.ok() || !rest.misaligned) return status;
-  return enqueue_updates<Access, false>(args, stream, launch, rest);
+  return enqueue_rows<Phase, false>(args, chunk, stream, rest);
 }
 
 template <class Tuple>

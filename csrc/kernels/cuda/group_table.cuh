@@ -5,18 +5,20 @@
 #include <cstdint>
 
 #include "kernels/common/status.h"
+#include "kernels/cuda/launch.cuh"
 
 namespace torchfuse::kernels::cuda {
 
-/// Maximum parameter groups per launch: about 6 KB of hyper-parameters.
-template <class Params>
-constexpr int kMaxGroups = 6144 / static_cast<int>(sizeof(Params));
+/// Maximum parameter groups per launch: 6,144 bytes of hyper-parameters, or 640 in a short launch.
+template <class Params, std::size_t kArgumentBytes = kMaxArgumentBytes>
+constexpr int kMaxGroups =
+    static_cast<int>((kArgumentBytes == kMaxArgumentBytes ? 6144 : 640) / sizeof(Params));
 
-/// Maps group ids to places in a launch's array of kMaxGroups groups.
-template <class Params>
+/// Maps group ids to places in a launch's array of kCapacity groups.
+template <class Params, int kCapacity>
 class GroupTable {
  public:
-  static_assert(kMaxGroups<Params> >= 1 && kMaxGroups<Params> <= 255);
+  static_assert(kCapacity >= 1 && kCapacity <= 255);
 
   void reset() {
     count_ = 0;
@@ -30,14 +32,14 @@ class GroupTable {
     for (last_ = 0; last_ < count_; ++last_) {
       if (ids_[last_] == group) return last_;
     }
-    if (count_ == kMaxGroups<Params>) return -1;
+    if (count_ == kCapacity) return -1;
     launch_groups[count_] = groups[group];
     ids_[count_] = group;
     return count_++;
   }
 
  private:
-  std::int32_t ids_[kMaxGroups<Params>] = {};
+  std::int32_t ids_[kCapacity] = {};
   int count_ = 0;
   int last_ = 0;
 };
@@ -79,7 +81,7 @@ class LaunchFiller {
   Launch& launch_;
   const Params* groups_;
   Enqueue enqueue_;
-  GroupTable<Params> table_;
+  GroupTable<Params, Launch::kGroups> table_;
 };
 
 }  // namespace torchfuse::kernels::cuda

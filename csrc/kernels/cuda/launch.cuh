@@ -18,6 +18,13 @@ namespace torchfuse::kernels::cuda {
 /// The driver's limit for kernel arguments since CUDA 12.1.
 constexpr std::size_t kMaxArgumentBytes = 32764;
 
+// Note [Short lists]
+// A launch copies all of a kernel's arguments, used or not. The kernels that most trainings use
+// have a second instance with room for fewer rows, for lists that fit. Rows that are misaligned or
+// kept on the device, averages, storage types that are looked up, fp64 and layerwise optimizers
+// have large launches only.
+constexpr std::size_t kShortArgumentBytes = 4096;
+
 /// Enqueues `kernel`, whose only parameter is `const Arguments __grid_constant__`. The qualifier is
 /// after the type, so that the emulator in tests/cpp/cuda_on_cpu can turn the parameter into a
 /// reference: one copy for all threads, as on a device.

@@ -19,11 +19,11 @@
 
 namespace torchfuse::kernels::cuda {
 
-/// Returns how many rows fit beside `fixed_bytes` of other arguments. 32 bytes are reserved for
-/// counts and padding.
-constexpr int table_capacity(std::size_t bytes_per_row, std::size_t fixed_bytes) {
-  return static_cast<int>((kMaxArgumentBytes - fixed_bytes - 32) /
-                          (bytes_per_row + sizeof(std::uint32_t)));
+/// Returns how many rows fit into `bytes` of arguments, beside `fixed_bytes` of others. 32 bytes
+/// are reserved for counts and padding.
+constexpr int table_capacity(std::size_t bytes_per_row, std::size_t fixed_bytes,
+                             std::size_t bytes = kMaxArgumentBytes) {
+  return static_cast<int>((bytes - fixed_bytes - 32) / (bytes_per_row + sizeof(std::uint32_t)));
 }
 
 /// A table of rows in a launch's arguments. `Row` is any plain struct with a member `numel`.

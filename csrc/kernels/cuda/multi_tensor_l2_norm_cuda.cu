@@ -30,13 +30,16 @@ struct NormPlaces {
 };
 
 static_assert(norm_chunk_on_cuda(0) >= kWarpElements, "a small gradient is one chunk");
-/// Maximum number of non-adjacent step counts. Additional counts need a separate launch.
-constexpr int kNormSteps = 256;
-constexpr int kNormRows = table_capacity(
-    sizeof(NormRow), sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(StepTable<kNormSteps>));
 
+/// A kernel's arguments. See Note [Short lists].
+template <std::size_t kBytes>
 struct NormLaunch {
-  using Table = LaunchTable<NormRow, kNormRows>;
+  /// Maximum number of non-adjacent step counts. Additional counts need a separate launch.
+  static constexpr int kSteps = kBytes == kMaxArgumentBytes ? 256 : 108;
+  static constexpr int kRows = table_capacity(
+      sizeof(NormRow), sizeof(NormPlaces) + sizeof(PrologueInputs) + sizeof(StepTable<kSteps>),
+      kBytes);
+  using Table = LaunchTable<NormRow, kRows>;
   union {
     Table table;
     DeviceSpan<sizeof(Table)> span;
@@ -44,16 +47,19 @@ struct NormLaunch {
   bool is_span;  ///< whether `span` is used: see Note [Device tables]
   NormPlaces places;
   PrologueInputs prologue;  ///< no prologue if scalars are null
-  StepTable<kNormSteps> steps;
+  StepTable<kSteps> steps;
 
   std::uint32_t blocks() const { return is_span ? span.blocks : table.blocks(); }
 };
 
-__device__ __forceinline__ const void* grad_of(const NormLaunch& launch, int row) {
+template <std::size_t kBytes>
+__device__ __forceinline__ const void* grad_of(const NormLaunch<kBytes>& launch, int row) {
   return launch.is_span ? launch.span.grads[row] : launch.table.rows[row].grad;
 }
 
-__device__ __forceinline__ std::int64_t first_partial_of(const NormLaunch& launch, int row) {
+template <std::size_t kBytes>
+__device__ __forceinline__ std::int64_t first_partial_of(const NormLaunch<kBytes>& launch,
+                                                         int row) {
   return launch.is_span ? launch.span.row(row).first_chunk : launch.table.rows[row].first_partial;
 }
 
@@ -127,9 +133,9 @@ __device__ __forceinline__ bool put_partial(const NormPlaces& places, std::int64
 // A block handles one chunk of up to kNormChunk elements, a warp one small gradient. Each chunk
 // gives one partial. sizeof(S) bytes per element, in 16-byte loads if the address allows them. Any
 // alignment.
-template <class S>
+template <class S, std::size_t kBytes>
 __global__ void __launch_bounds__(kThreads)
-    multi_tensor_l2_norm_kernel(const NormLaunch __grid_constant__ launch) {
+    multi_tensor_l2_norm_kernel(const NormLaunch<kBytes> __grid_constant__ launch) {
   const RowShare share = row_share(EitherRows(launch));
   NormPartial partial{0.0, 0.0, 0};
   std::int64_t place = 0;
@@ -148,17 +154,19 @@ __global__ void __launch_bounds__(kThreads)
   run_prologue(launch.prologue, launch.steps);
 }
 
-Status launch_norm(const NormLaunch& arguments, DType dtype, Stream stream) {
+template <std::size_t kBytes>
+Status launch_norm(const NormLaunch<kBytes>& arguments, DType dtype, Stream stream) {
   return dispatch_dtype(dtype, "gradient dtype of multi_tensor_l2_norm", [&]<class S>(S) {
-    return launch(multi_tensor_l2_norm_kernel<S>, arguments, arguments.blocks(), kThreads, stream,
-                  "launch of multi_tensor_l2_norm_kernel");
+    return launch(multi_tensor_l2_norm_kernel<S, kBytes>, arguments, arguments.blocks(), kThreads,
+                  stream, "launch of multi_tensor_l2_norm_kernel");
   });
 }
 
 /// Enqueues a list's last launch. Its last block runs the prologue, when everything earlier on the
 /// stream is finished.
-Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue, DType dtype,
-                            Stream stream) {
+template <std::size_t kBytes>
+Status launch_with_prologue(NormLaunch<kBytes>& arguments, const PrologueArgs& prologue,
+                            DType dtype, Stream stream) {
   arguments.prologue = {prologue.params, prologue.partials, prologue.num_partials,
                         prologue.scalars};
   const std::int64_t taken =
@@ -170,7 +178,8 @@ Status launch_with_prologue(NormLaunch& arguments, const PrologueArgs& prologue,
 
 /// Enqueues all but the last launch of a list. Leaves the last launch in `arguments`, and sets
 /// `any` if there is one.
-Status fill_norms(const L2NormArgs& args, Stream stream, NormLaunch& arguments, bool* any) {
+template <std::size_t kBytes>
+Status fill_norms(const L2NormArgs& args, Stream stream, NormLaunch<kBytes>& arguments, bool* any) {
   const TensorTable& tensors = args.tensors;
   const std::uint32_t chunk = static_cast<std::uint32_t>(args.chunk);
   *any = false;
@@ -201,14 +210,11 @@ Status fill_norms(const L2NormArgs& args, Stream stream, NormLaunch& arguments, 
   });
 }
 
-}  // namespace
-}  // namespace cuda
-
-Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bundles,
-                                 const PrologueArgs* prologue, bool* prologue_done, Stream stream) {
-  using namespace cuda;
-  *prologue_done = false;
-  NormLaunch arguments{};
+template <std::size_t kBytes>
+Status enqueue_sums(const L2NormArgs& args, const NormBundles& bundles,
+                    const PrologueArgs* prologue, bool* prologue_done, Stream stream) {
+  static_assert(sizeof(NormLaunch<kBytes>) <= kBytes);
+  NormLaunch<kBytes> arguments{};
   arguments.places = {args.partials, args.chunk_offsets[args.tensors.count], bundles};
   bool any = false;
   const Status status = fill_norms(args, stream, arguments, &any);
@@ -216,6 +222,21 @@ Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bund
   if (prologue == nullptr) return launch_norm(arguments, args.tensors.grad, stream);
   *prologue_done = true;
   return launch_with_prologue(arguments, *prologue, args.tensors.grad, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+
+Status multi_tensor_l2_norm_cuda(const L2NormArgs& args, const NormBundles& bundles,
+                                 const PrologueArgs* prologue, bool* prologue_done, Stream stream) {
+  using namespace cuda;
+  using Short = NormLaunch<kShortArgumentBytes>;
+  *prologue_done = false;
+  const bool is_short = args.tensors.device == nullptr && args.tensors.count <= Short::kRows &&
+                        (prologue == nullptr || prologue->num_steps <= Short::kSteps);
+  const auto enqueue =
+      is_short ? enqueue_sums<kShortArgumentBytes> : enqueue_sums<kMaxArgumentBytes>;
+  return enqueue(args, bundles, prologue, prologue_done, stream);
 }
 
 }  // namespace torchfuse::kernels

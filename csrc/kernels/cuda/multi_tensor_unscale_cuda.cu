@@ -17,10 +17,11 @@ struct UnscaleRow {
   std::int64_t numel;
 };
 
-constexpr int kUnscaleRows = table_capacity(sizeof(UnscaleRow), 2 * sizeof(void*));
-
+/// A kernel's arguments. See Note [Short lists].
+template <std::size_t kBytes>
 struct UnscaleLaunch {
-  LaunchTable<UnscaleRow, kUnscaleRows> table;
+  static constexpr int kRows = table_capacity(sizeof(UnscaleRow), 2 * sizeof(void*), kBytes);
+  LaunchTable<UnscaleRow, kRows> table;
   const float* inv_scale;
   float* found_inf;
 };
@@ -37,9 +38,9 @@ __device__ __forceinline__ bool is_finite(T x) {
 // A block handles one chunk of a gradient, a warp one small gradient. 2 * sizeof(S) bytes per
 // element in 16-byte accesses. The elements before the first 16-byte boundary and after the last
 // vector, at most 15 in total, are handled one by one.
-template <class S>
+template <class S, std::size_t kBytes>
 __global__ void __launch_bounds__(kThreads)
-    multi_tensor_unscale_kernel(const UnscaleLaunch __grid_constant__ launch) {
+    multi_tensor_unscale_kernel(const UnscaleLaunch<kBytes> __grid_constant__ launch) {
   using T = ComputeOf<S>;
   constexpr std::uint32_t kVec = kVectorBytes / sizeof(S);
   const RowShare share = row_share(launch.table);
@@ -96,21 +97,20 @@ __global__ void __launch_bounds__(kThreads)
   if (!finite) raise_flag(launch.found_inf);
 }
 
-Status launch_unscale(const UnscaleLaunch& arguments, DType dtype, Stream stream) {
+template <std::size_t kBytes>
+Status launch_unscale(const UnscaleLaunch<kBytes>& arguments, DType dtype, Stream stream) {
   return dispatch_dtype(dtype, "gradient dtype of multi_tensor_unscale", [&]<class S>(S) {
-    return launch(multi_tensor_unscale_kernel<S>, arguments, arguments.table.blocks(), kThreads,
-                  stream, "launch of multi_tensor_unscale_kernel");
+    return launch(multi_tensor_unscale_kernel<S, kBytes>, arguments, arguments.table.blocks(),
+                  kThreads, stream, "launch of multi_tensor_unscale_kernel");
   });
 }
 
-}  // namespace
-}  // namespace cuda
-
-Status multi_tensor_unscale_cuda(const UnscaleArgs& args, Stream stream) {
-  using namespace cuda;
+template <std::size_t kBytes>
+Status enqueue_unscale(const UnscaleArgs& args, Stream stream) {
   const std::uint32_t vec = kVectorBytes / static_cast<std::uint32_t>(size_of(args.tensors.grad));
   const std::uint32_t chunk = choose_chunk(args.tensors.total(), kThreads * vec);
-  UnscaleLaunch arguments{};
+  static_assert(sizeof(UnscaleLaunch<kBytes>) <= kBytes);
+  UnscaleLaunch<kBytes> arguments{};
   arguments.inv_scale = args.inv_scale;
   arguments.found_inf = args.found_inf;
   arguments.table.reset(chunk);
@@ -124,6 +124,16 @@ Status multi_tensor_unscale_cuda(const UnscaleArgs& args, Stream stream) {
   });
   if (!status.ok() || arguments.table.count == 0) return status;
   return launch_unscale(arguments, args.tensors.grad, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+
+Status multi_tensor_unscale_cuda(const UnscaleArgs& args, Stream stream) {
+  using namespace cuda;
+  const bool is_short = args.tensors.count <= UnscaleLaunch<kShortArgumentBytes>::kRows;
+  return is_short ? enqueue_unscale<kShortArgumentBytes>(args, stream)
+                  : enqueue_unscale<kMaxArgumentBytes>(args, stream);
 }
 
 }  // namespace torchfuse::kernels

@@ -24,9 +24,11 @@ struct RowNorms {
   const double* norms;  ///< the tensor's kNumNorms norms
 };
 
-/// The update phase writes new parameters, and new states unless the measure phase has.
-template <class Access_>
+/// The update phase writes new parameters, and new states unless the measure phase has. A launch
+/// has `kBytes` of arguments: see Note [Short lists].
+template <class Access_, std::size_t kBytes = kMaxArgumentBytes>
 struct Update {
+  static constexpr std::size_t kArgumentBytes = kBytes;
   using Access = Access_;
   using Functor = typename Access::Functor;
   static constexpr bool kMeasures = false;
@@ -41,6 +43,7 @@ struct Update {
 /// Note [Layerwise optimizers].
 template <class Access_>
 struct Measure {
+  static constexpr std::size_t kArgumentBytes = kMaxArgumentBytes;
   using Access = Access_;
   using Functor = typename Access::Functor;
   static constexpr bool kMeasures = true;
@@ -98,7 +101,8 @@ TORCHFUSE_HOST_DEVICE Row<Phase> row_of(const TensorRow& tensor) {
 /// Whether a kernel's launches may be spans of a device table: updates of aligned operands that
 /// need no other data.
 template <class Phase, bool kAligned>
-constexpr bool kTakesSpans = kAligned && !Phase::kMeasures && !Layerwise<typename Phase::Functor>;
+constexpr bool kTakesSpans = kAligned && !Phase::kMeasures && !Layerwise<typename Phase::Functor> &&
+                             Phase::kArgumentBytes == kMaxArgumentBytes;
 
 /// A kernel's arguments.
 template <class Phase>
@@ -106,10 +110,11 @@ struct Launch : Phase::Access::Storage {
   using Params = typename Phase::Functor::Params;
   using Storage = typename Phase::Access::Storage;
   static constexpr std::size_t kStorageBytes = std::is_empty_v<Storage> ? 0 : sizeof(Storage);
+  static constexpr int kGroups = kMaxGroups<Params, Phase::kArgumentBytes>;
   /// Each row also has a group and a head.
-  static constexpr int kRows =
-      table_capacity(sizeof(Row<Phase>) + 2,
-                     kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes);
+  static constexpr int kRows = table_capacity(
+      sizeof(Row<Phase>) + 2, kGroups * sizeof(Params) + 2 * sizeof(void*) + kStorageBytes,
+      Phase::kArgumentBytes);
 
   using Table = LaunchTable<Row<Phase>, kRows>;
   union {
@@ -119,7 +124,7 @@ struct Launch : Phase::Access::Storage {
   bool is_span;       ///< whether `span` is used
   bool from_the_end;  ///< see row_share(); false in a span
   bool write_back_grads;
-  Params groups[kMaxGroups<Params>];
+  Params groups[kGroups];
   const StepScalars* scalars;
   std::uint8_t group[kRows];  ///< index into groups; in a span a row's group is
   std::uint8_t head[kRows];   ///< see Note [Peeling]; in a span 0

@@ -27,12 +27,13 @@ struct NormsRow {
 template <class Functor>
 struct NormsLaunch {
   using Params = typename Functor::Params;
+  static constexpr int kGroups = kMaxGroups<Params>;
   /// Each row also has a group.
   static constexpr int kRows =
-      table_capacity(sizeof(NormsRow) + 1, kMaxGroups<Params> * sizeof(Params) + 2 * sizeof(void*));
+      table_capacity(sizeof(NormsRow) + 1, kGroups * sizeof(Params) + 2 * sizeof(void*));
 
   NormsRow rows[kRows];
-  Params groups[kMaxGroups<Params>];
+  Params groups[kGroups];
   const StepScalars* scalars;
   std::int32_t num_rows;
   std::uint8_t group[kRows];

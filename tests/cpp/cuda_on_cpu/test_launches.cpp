@@ -24,6 +24,7 @@ using namespace torchfuse::kernels::testing;
 struct Launches {
   std::size_t count = 0;
   std::size_t blocks = 0;
+  std::size_t argument_bytes = 0;  ///< of the largest launch
 };
 
 class ListLaunches : public ::testing::Test {
@@ -44,6 +45,7 @@ class ListLaunches : public ::testing::Test {
       EXPECT_EQ(launch.block[0], 256u);
       ++result.count;
       result.blocks += launch.grid[0];
+      result.argument_bytes = std::max(result.argument_bytes, launch.argument_bytes);
     }
     return result;
   }
@@ -152,6 +154,14 @@ TEST_F(ListLaunches, ChunksGrowWithTheList) {
   }
 }
 
+TEST_F(ListLaunches, ShortListsPassFewArguments) {
+  const std::vector<std::int64_t> sizes(48, 64);
+  for (const Launches& launches : {norm(sizes, 48, 2), unscale(sizes), update(sizes)}) {
+    EXPECT_EQ(launches.count, 1u);
+    EXPECT_LE(launches.argument_bytes, 4096u);
+  }
+}
+
 TEST_F(ListLaunches, ListsWithoutElementsTakeNone) {
   for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{}, {0, 0, 0}}) {
     EXPECT_EQ(norm(sizes, 5000).count, 0u);
@@ -173,9 +183,11 @@ class WalkOrder : public ::testing::Test {
  protected:
   ~WalkOrder() override { set_schedule({}); }
 
-  /// The chunks whose parameters block 0, 1, ... 7 of all launches change.
-  static std::vector<std::vector<Chunk>> updated(bool from_the_end, bool rows_on_device = false) {
-    const TensorList before = contents_of<Adam>({}, kSizes);
+  /// The chunks whose parameters block 0, 1, ... 7 of all launches change. `sizes` may continue
+  /// with empty tensors.
+  static std::vector<std::vector<Chunk>> updated(bool from_the_end, bool rows_on_device = false,
+                                                 const std::vector<std::int64_t>& sizes = kSizes) {
+    const TensorList before = contents_of<Adam>({}, sizes);
     const StepScalars scalars{1.0, 0.0f, 0.0f};
     std::vector<std::vector<Chunk>> steps;
     for (std::uint32_t chosen = 0; chosen < 8; ++chosen) {
@@ -184,7 +196,7 @@ class WalkOrder : public ::testing::Test {
       const OptimizerProblem<Adam> problem({}, list, {OptimizerCase<Adam>::group(9)}, &step);
       UpdateArgs<Adam> args = problem.update(&scalars);
       args.from_the_end = from_the_end;
-      const std::vector<std::int64_t> chunk_offsets(kSizes.size() + 1);
+      const std::vector<std::int64_t> chunk_offsets(sizes.size() + 1);
       const RowsOnDevice kept(args.tensors, chunk_offsets.data(), kChunk);
       if (rows_on_device) args.tensors.device = kept.get();
       set_schedule({.selected = [chosen](std::uint32_t block) { return block == chosen; }});
@@ -209,10 +221,18 @@ class WalkOrder : public ::testing::Test {
   }
 };
 
+/// More than a short launch has room for.
+std::vector<std::int64_t> many_sizes() {
+  std::vector<std::int64_t> sizes = kSizes;
+  sizes.resize(100);
+  return sizes;
+}
+
 TEST_F(WalkOrder, UpdateBeginsWithTheFirstTensor) {
   const std::vector<std::vector<Chunk>> expected{{{0, 0}, {3, 0}}, {{1, 0}}, {{1, 1}}, {{1, 2}},
                                                  {{2, 0}},         {{4, 0}}, {{4, 1}}, {{4, 2}}};
   EXPECT_EQ(updated(false), expected);
+  EXPECT_EQ(updated(false, false, many_sizes()), expected);
   EXPECT_EQ(updated(false, true), expected) << "with rows on the device";
 }
 
@@ -221,6 +241,7 @@ TEST_F(WalkOrder, UpdateFromTheEndBeginsWithTheLastChunk) {
   const std::vector<std::vector<Chunk>> expected{{{0, 0}, {3, 0}}, {{4, 2}}, {{4, 1}}, {{4, 0}},
                                                  {{2, 0}},         {{1, 2}}, {{1, 1}}, {{1, 0}}};
   EXPECT_EQ(updated(true), expected);
+  EXPECT_EQ(updated(true, false, many_sizes()), expected);
 }
 
 // A span has one order of blocks, so small tensors come last.

@@ -21,12 +21,17 @@ TEST_P(CudaFusedUpdateTuple, EverySizeGivesTheBitsOfTheCpu) {
     const std::int32_t num_groups = 3 - seed;
     const UpdateGroups groups = UpdateGroups::distinct(num_groups);
     const std::uint32_t dice = static_cast<std::uint32_t>(seed);
-    UpdateProblem problem(
-        GetParam(), tensors_of(border_sizes(GetParam().vec(), dice), num_groups, dice), groups);
-    problem.write_back_grads = seed != 0;
-    problem.from_the_end = seed == 1;
-    problem.pack(dice, seed == 0 ? Packing::kScattered : Packing::kAlike);
-    problem.run({.seed = dice, .resident_blocks = 1u << dice});
+    const std::vector<std::int64_t> sizes = border_sizes(GetParam().vec(), dice);
+    const auto middle = sizes.begin() + std::ssize(sizes) / 2;
+    // The halves fit into short launches.
+    for (const std::vector<std::int64_t>& list :
+         {sizes, {sizes.begin(), middle}, {middle, sizes.end()}}) {
+      UpdateProblem problem(GetParam(), tensors_of(list, num_groups, dice), groups);
+      problem.write_back_grads = seed != 0;
+      problem.from_the_end = seed == 1;
+      problem.pack(dice, seed == 0 ? Packing::kScattered : Packing::kAlike);
+      problem.run({.seed = dice, .resident_blocks = 1u << dice});
+    }
   }
 }
 
