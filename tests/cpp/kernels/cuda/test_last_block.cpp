@@ -181,7 +181,7 @@ TEST(CudaLastBlock, StepsOfAnyNumberGrowOnce) {
   // K1's launch takes 108 or 256 anywhere or 4,096 in a row, those that follow 4,000 anywhere.
   for (const bool scattered : {false, true}) {
     for (const std::size_t count :
-         {0, 1, 2, 108, 109, 256, 257, 1025, 4095, 4096, 4097, 4257, 9100}) {
+         {0, 1, 2, 108, 109, 255, 256, 257, 1025, 4095, 4096, 4097, 4257, 9100}) {
       for (const float flag : {0.0f, 2.0f}) {
         set_order({.seed = count, .resident_blocks = 4});
         const NormStep step(
